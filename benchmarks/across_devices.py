@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     start = time.perf_counter()
     sweep = made(branches)
     results = _in_order(sweep.decode(prompts))
-    swept = _stacked(result.branch(lane) for result in results for lane in range(len(branches)))
+    swept = _stacked(result.branch(place) for result in results for place in range(len(branches)))
     print(
         f"{describe_machine()}\n{len(prompts)} prompts, {len(branches)} outputs of each, {flags.confidence} in "
         f"{flags.dtype}, engine {sweep.engine}: swept in {time.perf_counter() - start:.0f} s",

@@ -16,25 +16,25 @@ def compare(
       title: What is compared.
       expected: Results by prompt.
       found: Results of the same prompts.
-      thresholds: Of lanes 1, 2, ...; lane 0 is the full model.
+      thresholds: Of branches 1, 2, ...; branch 0 is the full model.
     """
     differing = tokens = 0
     largest_change = 0.0
     for index, reference in expected.items():
         result = found[index]
         tokens += int(reference.lengths.sum())
-        for lane in range(len(thresholds) + 1):
-            exits_differ = reference.exit_layers[lane] != result.exit_layers[lane]
-            unequal = np.flatnonzero((reference.tokens[lane] != result.tokens[lane]) | exits_differ)
-            equal_until = unequal[0] if unequal.size else reference.lengths[lane]
-            changes = np.abs(reference.confidences[lane, :equal_until] - result.confidences[lane, :equal_until])
+        for place in range(len(thresholds) + 1):
+            exits_differ = reference.exit_layers[place] != result.exit_layers[place]
+            unequal = np.flatnonzero((reference.tokens[place] != result.tokens[place]) | exits_differ)
+            equal_until = unequal[0] if unequal.size else reference.lengths[place]
+            changes = np.abs(reference.confidences[place, :equal_until] - result.confidences[place, :equal_until])
             largest_change = max(largest_change, float(changes.max(initial=0)))
             if unequal.size:
                 differing += 1
                 step = unequal[0]
-                threshold = "never" if lane == 0 else thresholds[lane - 1]
-                confidences = float(reference.confidences[lane, step]), float(result.confidences[lane, step])
-                exits = int(reference.exit_layers[lane, step]), int(result.exit_layers[lane, step])
+                threshold = "never" if place == 0 else thresholds[place - 1]
+                confidences = float(reference.confidences[place, step]), float(result.confidences[place, step])
+                exits = int(reference.exit_layers[place, step]), int(result.exit_layers[place, step])
                 print(
                     f"  prompt {index}, threshold {threshold}, step {step}: confidences {confidences} at layers {exits}"
                 )

@@ -90,11 +90,11 @@ def _one_at_a_time(
     steps: int,
 ) -> dict[int, PromptResult]:
     """Returns the outputs of the full model and of every threshold, decoded by a decoder of its own for each."""
-    lanes: dict[int, list[BranchResult]] = {index: [] for index in range(len(prompts))}
+    by_prompt: dict[int, list[BranchResult]] = {index: [] for index in range(len(prompts))}
     for threshold in (None, *thresholds):
         decoder = EarlyExitDecoder(checkpoint, Branch.at(rule, threshold, max_decode_length=steps))
         for index, result in decoder.decode(prompts):
-            lanes[index].append(result)
+            by_prompt[index].append(result)
     return {
         index: PromptResult(
             tokens=np.stack([result.tokens for result in results]),
@@ -103,7 +103,7 @@ def _one_at_a_time(
             lengths=np.array([result.length for result in results], np.int32),
             is_finite=all(result.is_finite for result in results),
         )
-        for index, results in lanes.items()
+        for index, results in by_prompt.items()
     }
 
 

@@ -1,7 +1,7 @@
 """Compares the full model decoded in three ways, token by token.
 
 1. Without cache and without exits: the whole prefix goes through all layers at every step.
-2. The sweep's full-model lane, which never exits.
+2. The sweep's full-model branch, which never exits.
 3. The sweep's early-exit path with exits disabled (the last layer is the only one that may exit).
 
     python -m benchmarks.full_pass --checkpoint=model/ --data=validation.jsonl.gz --prompts=1000
@@ -52,8 +52,8 @@ def main() -> None:
     plain = _decode_without_cache(model, parameters, prompts=prompts, steps=flags.max_decode_length)
     print(describe_machine())
     total = sum(int(swept[index].lengths[0]) for index in range(len(prompts)))
-    for name, lane in (("full-model lane", 0), ("exits disabled", 1)):
-        differing = [index for index in range(len(prompts)) if (swept[index].tokens[lane] != plain[index]).any()]
+    for name, place in (("full-model branch", 0), ("exits disabled", 1)):
+        differing = [index for index in range(len(prompts)) if (swept[index].tokens[place] != plain[index]).any()]
         print(f"{name}: {len(differing)} of {len(prompts)} outputs ({total} tokens) differ from the plain full pass")
 
 

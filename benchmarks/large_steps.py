@@ -25,7 +25,7 @@ def projection_step_rate(checkpoint: Checkpoint, rule: ExitRule) -> float:
     """Returns the multiply-adds per second of the output head when it decides `ROWS` rows."""
     config, weights = checkpoint.config, jax.device_put({"params": checkpoint.parameters()})
     states = _states(config.num_decoder_layers, config.emb_dim)
-    asked = AskedRows(lanes=np.arange(ROWS, dtype=np.int32), layers=np.ones(ROWS, np.int32))
+    asked = AskedRows(branches=np.arange(ROWS, dtype=np.int32), layers=np.ones(ROWS, np.int32))
     seconds = seconds_per_call(
         lambda: device_steps.decide_rows(
             network_of(config),
@@ -63,16 +63,16 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
     }
     width = source_positions(source)
     keys_values = tuple(_normal(part, _PLACES, config.num_heads, width, config.head_dim) for part in range(2))
-    lanes = np.arange(ROWS, dtype=np.int32)
+    branches = np.arange(ROWS, dtype=np.int32)
     paths = np.arange(ROWS * steps, dtype=np.int32).reshape(ROWS, steps)
     rows = LayerRows(
-        below=lanes,
-        lanes=lanes,
+        below=branches,
+        branches=branches,
         nodes=paths[:, -1],
         paths=paths,
         steps=np.full(ROWS, steps - 1, np.int32),
         prompt_lengths=np.full(ROWS, source, np.int32),
-        **grouped(lanes // np.int32(ROWS // _PLACES), ROWS),
+        **grouped(branches // np.int32(ROWS // _PLACES), ROWS),
     ).joined()
 
     def run() -> tuple[jax.Array, jax.Array]:

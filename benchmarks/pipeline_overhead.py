@@ -77,12 +77,12 @@ def _measured(times: dict[str, _Time], part: str) -> Iterator[None]:
 
 
 class _FakeDecoder:
-    """Gives every prompt outputs of a few random tokens, most of them the same in many lanes, as real ones are."""
+    """Gives every prompt outputs of a few random tokens, most of them the same in many branches, as real ones are."""
 
-    def __init__(self, checkpoint: Checkpoint, lanes: int, *, steps: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, num_branches: int, *, steps: int) -> None:
         self._layers = checkpoint.config.num_decoder_layers
         self._vocab_size = checkpoint.config.vocab_size
-        self._lanes = lanes
+        self._num_branches = num_branches
         self._steps = steps
         self.work = Work()
         self.slots = 1
@@ -92,9 +92,9 @@ class _FakeDecoder:
         generator = np.random.default_rng(0)
         for index in range(len(prompts)):
             length = min(self._steps, 12)
-            tokens = np.zeros((self._lanes, self._steps), np.int32)
+            tokens = np.zeros((self._num_branches, self._steps), np.int32)
             tokens[:, :length] = generator.integers(3, self._vocab_size, size=length)
-            # One in three lanes has a token of its own.
+            # One in three branches has a token of its own.
             tokens[::3, length // 2] = generator.integers(3, self._vocab_size, size=len(tokens[::3]))
             exit_layers = np.where(tokens > 0, generator.integers(1, self._layers + 1, size=tokens.shape), 0)
             exit_layers[0] = np.where(tokens[0] > 0, self._layers, 0)
@@ -104,7 +104,7 @@ class _FakeDecoder:
                     tokens=tokens,
                     exit_layers=exit_layers.astype(np.int32),
                     confidences=generator.random(tokens.shape, np.float32),
-                    lengths=np.full(self._lanes, length),
+                    lengths=np.full(self._num_branches, length),
                     is_finite=True,
                 ),
             )
@@ -286,8 +286,8 @@ def _run_beam(transform: beam.PTransform) -> None:
 def _print(flags: argparse.Namespace, bare: dict[str, _Time], *, whole: _Time, parts: dict[str, _Time]) -> None:
     print(describe_machine())
     decoder = "a fake decoder" if flags.fake_decoder else flags.checkpoint
-    lanes = len(uniform_grid(flags.grid_step)) + 1
-    print(f"{flags.prompts} prompts, {lanes} lanes, {decoder}; seconds by the clock, and of this process")
+    num_branches = len(uniform_grid(flags.grid_step)) + 1
+    print(f"{flags.prompts} prompts, {num_branches} branches, {decoder}; seconds by the clock, and of this process")
     sweep = _Time(sum(part.wall for part in bare.values()), sum(part.cpu for part in bare.values()))
     for name, part in bare.items():
         _print_row(f"  {name}", part, sweep=sweep)

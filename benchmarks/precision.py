@@ -68,7 +68,7 @@ def main() -> None:
         measured = _Measured(checkpoint, settings, prompts, vocabulary=vocabulary, dtype=dtype)
         chosen = measured.choose([float(delta) for delta in flags.deltas.split(",")])
         measured.compare(chosen, alone=flags.alone or len(prompts))
-        full[dtype] = [_lane(result, 0) for result in measured.sweep]
+        full[dtype] = [_output_of(result, 0) for result in measured.sweep]
     changed = sum(one != other for one, other in zip(*full.values(), strict=True))
     losses = [measured.loss(one, other) for one, other in zip(*full.values(), strict=True)]
     print(
@@ -105,12 +105,13 @@ class _Measured:
 
     def choose(self, deltas: Sequence[float]) -> list[float]:
         """Returns the thresholds that are chosen, having printed them."""
-        lanes = range(1, len(self._settings.thresholds) + 1)
+        places = range(1, len(self._settings.thresholds) + 1)
         losses = np.array(
-            [[self.loss(_lane(result, 0), _lane(result, lane)) for lane in lanes] for result in self.sweep]
+            [[self.loss(_output_of(result, 0), _output_of(result, place)) for place in places] for result in self.sweep]
         )
         layers = [
-            float(np.concatenate([_lane(result, lane)[1] for result in self.sweep]).mean()) for lane in (0, *lanes)
+            float(np.concatenate([_output_of(result, place)[1] for result in self.sweep]).mean())
+            for place in (0, *places)
         ]
         chosen = []
         for delta in deltas:
@@ -131,20 +132,20 @@ class _Measured:
     def compare(self, chosen: Sequence[float], *, alone: int) -> None:
         """Prints which outputs of a batch, and of single prompts, are not the sweep's, and the losses of all ways."""
         thresholds = [None, *chosen]
-        lanes = [0, *(1 + self._settings.thresholds.index(threshold) for threshold in chosen)]
+        places = [0, *(1 + self._settings.thresholds.index(threshold) for threshold in chosen)]
         rule, steps = self._settings.rule, self._settings.max_decode_length
         branches = [Branch.at(rule, threshold, max_decode_length=steps) for threshold in thresholds]
         ways = {
-            "sweep": {lane: [_lane(result, lane) for result in self.sweep] for lane in lanes},
-            "batch": dict(zip(lanes, self._in_batches(branches), strict=True)),
-            "alone": dict(zip(lanes, self._alone(branches, alone), strict=True)),
+            "sweep": {place: [_output_of(result, place) for result in self.sweep] for place in places},
+            "batch": dict(zip(places, self._in_batches(branches), strict=True)),
+            "alone": dict(zip(places, self._alone(branches, alone), strict=True)),
         }
         for way, outputs in ways.items():
-            for lane, threshold in zip(lanes, thresholds, strict=True):
-                found, count = outputs[lane], len(outputs[lane])
-                differ = sum(one != other for one, other in zip(found, ways["sweep"][lane], strict=False))
+            for place, threshold in zip(places, thresholds, strict=True):
+                found, count = outputs[place], len(outputs[place])
+                differ = sum(one != other for one, other in zip(found, ways["sweep"][place], strict=False))
                 loss, of_sweep = (
-                    np.mean([self.loss(*pair) for pair in zip(some[0][:count], some[lane][:count], strict=True)])
+                    np.mean([self.loss(*pair) for pair in zip(some[0][:count], some[place][:count], strict=True)])
                     for some in (outputs, ways["sweep"])
                 )
                 where = "full model" if threshold is None else f"threshold {threshold:g}"
@@ -193,9 +194,9 @@ def _in_order(results: Mapping[int, _Result]) -> list[_Result]:
     return [results[index] for index in range(len(results))]
 
 
-def _lane(result: PromptResult, lane: int) -> Output:
-    length = int(result.lengths[lane])
-    return tuple(result.tokens[lane, :length].tolist()), tuple(result.exit_layers[lane, :length].tolist())
+def _output_of(result: PromptResult, place: int) -> Output:
+    length = int(result.lengths[place])
+    return tuple(result.tokens[place, :length].tolist()), tuple(result.exit_layers[place, :length].tolist())
 
 
 def _output(result: BranchResult) -> Output:

@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     FinishedSweep.read(folder, job)
     threshold = generator.entry.threshold
     settings = job.settings
-    lane = 0 if threshold is None else 1 + settings.thresholds.index(threshold)
+    place = 0 if threshold is None else 1 + settings.thresholds.index(threshold)
     thresholds = None
     if threshold is not None:
         thresholds = scheduled_thresholds(settings.rule, (threshold,), max_decode_length=settings.max_decode_length)[
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             [generation.example.input or generation.example.input_ids or "" for generation in stored]
         )
         for generation, answer in zip(stored, answers, strict=True):
-            output = generation.outputs[lane]
+            output = generation.outputs[place]
             prompts += 1
             tokens += len(output.tokens)
             differs = difference(generation.example.id, output, served=answer, thresholds=thresholds)

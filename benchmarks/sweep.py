@@ -207,7 +207,7 @@ def _measure(task: Task) -> dict[str, Any]:
     rates = _rates(task, length)
     full = _decode_warm(task, branches_of(task, [None]))
     measured = _evenly(len(task.grid), _MOST_MEASURED)
-    alone = {lane: _decode_warm(task, branches_of(task, [task.grid[lane]])) for lane in measured}
+    alone = {place: _decode_warm(task, branches_of(task, [task.grid[place]])) for place in measured}
     batch_1 = _batch_1(task, sweep.results)
     rates = {name: max(rate, rates[name]) for name, rate in _rates(task, length).items()}
 
@@ -261,8 +261,8 @@ def _measure(task: Task) -> dict[str, Any]:
         "per_threshold_seconds": per_threshold_seconds,
         "per_threshold_outputs_compared": len(task.prompts) * len(measured),
         "per_threshold_outputs_that_differ": sum(
-            bool((sweep.results[index].tokens[lane + 1] != result.tokens[0]).any())
-            for lane, run in alone.items()
+            bool((sweep.results[index].tokens[place + 1] != result.tokens[0]).any())
+            for place, run in alone.items()
             for index, result in run.results.items()
         ),
         "speedup_over_per_threshold": per_threshold_seconds / sweep.seconds,
@@ -325,10 +325,10 @@ def _batch_1(task: Task, results: Mapping[int, PromptResult]) -> dict[str, Any]:
     chosen = [task.prompts[index] for index in _evenly(len(task.prompts), _BATCH_1_PROMPTS)]
     lengths = np.sum([result.lengths for result in results.values()], axis=0)
     seconds, tokens = 0.0, 0
-    for lane in [None, *measured]:
+    for place in [None, *measured]:
         decoder = EarlyExitDecoder(
             task.checkpoint,
-            Branch.at(task.rule, None if lane is None else task.grid[lane], max_decode_length=task.steps),
+            Branch.at(task.rule, None if place is None else task.grid[place], max_decode_length=task.steps),
             max_input_length=_MAX_INPUT_LENGTH,
             exit_head=task.exit_head,
         )
@@ -339,8 +339,8 @@ def _batch_1(task: Task, results: Mapping[int, PromptResult]) -> dict[str, Any]:
             list(decoder.decode(chosen))
             times.append(time.perf_counter() - start)
         per_token = min(times) / made
-        weight = 1.0 if lane is None else len(task.grid) / len(measured)
-        seconds += weight * per_token * int(lengths[0 if lane is None else lane + 1])
+        weight = 1.0 if place is None else len(task.grid) / len(measured)
+        seconds += weight * per_token * int(lengths[0 if place is None else place + 1])
         tokens += made
     return {
         "batch_1_thresholds_measured": len(measured),
@@ -374,16 +374,16 @@ def _rates(task: Task, length: int) -> dict[str, float]:
 
 
 def _mean_exits(exits: np.ndarray) -> list[float]:
-    """Returns the mean exit layer of every threshold, of exit layers (prompts, lanes, steps)."""
-    return [round(float(lane[lane > 0].mean()), 3) for lane in np.moveaxis(exits, 1, 0)[1:]]
+    """Returns the mean exit layer of every threshold, of exit layers (prompts, branches, steps)."""
+    return [round(float(place[place > 0].mean()), 3) for place in np.moveaxis(exits, 1, 0)[1:]]
 
 
 def _print_table(figures: Mapping[str, Any]) -> None:
     """Prints the figures of one run as Markdown, times in seconds and work in passes of the full model."""
     print(
         f"{figures['prompts']} prompts, {figures['tokens_of_full_model']} tokens of the full model, "
-        f"{figures['tokens_of_all_lanes']} in all lanes; {figures['confidence']}, {figures['thresholds']} thresholds, "
-        f"{figures['batch_size']} prompts at a time"
+        f"{figures['tokens_of_all_lanes']} in all branches; {figures['confidence']}, {figures['thresholds']} "
+        f"thresholds, {figures['batch_size']} prompts at a time"
     )
     print(f"mean exit layers, from the highest threshold down: {figures['mean_exit_layer_by_threshold']}\n")
     print("| | layer work | projection work | s | sweep is faster by |")

@@ -49,5 +49,5 @@ def thresholds_for(scale: Scale, name: str, measure: str, shares: tuple[float, .
         max_input_length=scale.prompt_tokens,
     )
     exits = np.stack([result.exit_layers for _, result in decoder.decode(prompts_for(scale, name, _TRIED_PROMPTS))])
-    used = np.array([of_lane[of_lane > 0].mean() for of_lane in np.moveaxis(exits, 1, 0)])
-    return [grid[lane] for lane in sorted({int(np.argmin(np.abs(used - share * depth))) for share in shares})]
+    used = np.array([of_branch[of_branch > 0].mean() for of_branch in np.moveaxis(exits, 1, 0)])
+    return [grid[place] for place in sorted({int(np.argmin(np.abs(used - share * depth))) for share in shares})]

@@ -50,7 +50,7 @@ def _sweep(scale: Scale, name: str, way: Way, count: int) -> Case:
     work = decoder.work - before
     return {
         "seconds": seconds,
-        # The full model is a lane too.
+        # The full model is a branch too.
         "outputs_per_second": len(prompts) * (count + 1) / seconds,
         # Of layers, projections by the exact head and keys and values of skipped layers; padding does not count.
         "operations": 2 * multiply_adds.large_steps(checkpoint.config, work) // scale.runs,

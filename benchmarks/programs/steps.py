@@ -31,19 +31,19 @@ class Sizes:
     Attributes:
       rows: Of a call, in whole tiles.
       places: Prompts.
-      lanes: Of each.
+      num_branches: Branches of each.
       nodes: Of a store.
     """
 
     rows: int
     places: int
-    lanes: int
+    num_branches: int
     nodes: int
 
 
-_OF_A_SWEEP = Sizes(rows=512, places=128, lanes=4, nodes=1024)
+_OF_A_SWEEP = Sizes(rows=512, places=128, num_branches=4, nodes=1024)
 # One prompt with one output: whatever could be left out for it is.
-_SMALLEST = Sizes(rows=256, places=1, lanes=1, nodes=_STEPS)
+_SMALLEST = Sizes(rows=256, places=1, num_branches=1, nodes=_STEPS)
 
 
 class Steps:
@@ -57,7 +57,7 @@ class Steps:
         self._model = network_of(config, precision=precision)
         self._layers = config.num_decoder_layers
         self._tree = placement.tree(precision)
-        slots = sizes.places * sizes.lanes
+        slots = sizes.places * sizes.num_branches
         self._states = placement.array(self._layers + 1, slots, config.emb_dim, dtype=precision.dtype)
 
     def all(self) -> Iterator[Program]:
@@ -146,7 +146,7 @@ class Steps:
             yield Program(
                 name=f"shared prefix, {_PREFIX}",
                 placement=self._at,
-                function=device_steps.go_through,
+                function=device_steps.prefill_prefix,
                 arguments=(self._model, {"params": self._tree}, self._at.array(_PREFIX)),
             )
 

@@ -1,7 +1,7 @@
-"""A batch of prompts whose branches (lanes) take one step at a time, sharing what they have in common.
+"""A batch of prompts whose branches take one step at a time, sharing what they have in common.
 
-With one lane a prompt, this is continuous batching by depth: layers are run for the prompts that still need them, and
-a prompt that has ended gives its slot to the next. Prompts are prefilled several at a time, and ahead of the slots
+With one branch per prompt, this is continuous batching by depth: layers are run for the prompts that still need them,
+and a prompt that has ended frees its slot for the next. Prompts are prefilled several at a time, and ahead of the slots
 that become free.
 """
 
@@ -27,26 +27,25 @@ from .compilation import (
 )
 from .cpu import NativeEngine
 from .engine import Engine, Outputs, Slots, StepOutputs, Work
-from .kv_cache import LaneTree, Paths, SingleLanes
+from .kv_cache import BranchTree, Paths, SingleBranches
 from .memory import Budget
 from .step import SharedStep, SingleStep, Step
 from .weights import Weights
 from .xla.engine import XlaEngine
 
-# Of the slots, as many prompts are gone through together: fewer take longer for each.
+# Prefill a quarter of the slots per call; smaller calls cost more per prompt.
 _CHUNK_SHARE = 4
-# For each slot, places for prompts that are gone through before there is a slot for them: two chunks, of which one may
-# be on its way.
+# Extra KV room for prefilling ahead, in places per slot: two chunks, of which one may still be computing.
 AHEAD_SHARE = 0.5
 
 
 Waiting = Mapping[int, collections.deque[Request]]
-"""Requests that wait for a slot, by the width that they are padded to; one queue for each width of the batch."""
+"""Requests that wait for a slot, by padded width; one queue for each width of the batch."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A prompt that has been given to the engine, and where its source stands: at a place among those of a width."""
+    """A prefilled prompt, and where its KV cache is: at a place among the sources of a padded width."""
 
     request: Request
     width: int
@@ -54,28 +53,28 @@ class Prepared:
 
 
 class Admission:
-    """Gives prompts places, and has the engine go through them."""
+    """Assigns KV places to prompts and prefills them, ahead of the slots that become free."""
 
     def __init__(self, engine: Engine, *, places: Mapping[int, int], slots: int, admits_few: bool) -> None:
         """Prepares free places.
 
         Args:
-          engine: What goes through prompts.
-          places: How many there are, by width.
+          engine: The engine that prefills.
+          places: Number of places, by width.
           slots: How many prompts are decoded at a time.
-          admits_few: Whether prompts are gone through as soon as there is a slot for them, and not several together and
-            ahead of that: they wait less, for more programs to compile.
+          admits_few: Whether to prefill a prompt as soon as it has a slot, instead of several together and ahead:
+            prompts wait less, at the cost of more compiled programs.
         """
         self._engine, self._places, self._slots, self._admits_few = engine, places, slots, admits_few
         self._free = {width: list(range(count)) for width, count in places.items()}
         self._prepared: collections.deque[Prepared] = collections.deque()
 
     def has_prepared(self) -> bool:
-        """Returns whether prompts wait that have been gone through."""
+        """Returns whether any prefilled prompt waits for a slot."""
         return bool(self._prepared)
 
     def take(self, waiting: Waiting, *, room: int) -> list[Prepared]:
-        """Returns prompts for free slots, at most `room`, in order; has those that follow gone through ahead."""
+        """Returns prompts for free slots, at most `room`, in order; prefills the next ones ahead."""
         taken: list[Prepared] = []
         while True:
             while self._prepared and len(taken) < room:
@@ -84,15 +83,15 @@ class Admission:
                 return taken
 
     def give_back(self, width: int, place: int) -> None:
-        """Takes back the place of a prompt that has ended."""
+        """Frees the place of a prompt that has ended."""
         self._free[width].append(place)
 
     def chunk(self, width: int) -> int:
-        """Returns how many prompts of a width are gone through together at most."""
+        """Returns the most prompts of a width that one prefill call takes."""
         return max(1, min(self._places[width], self._slots) // _CHUNK_SHARE)
 
     def _prepare(self, waiting: Waiting, *, room: int) -> bool:
-        """Has some waiting prompts gone through, all of one width; returns whether there were some for now."""
+        """Prefills some waiting prompts, all of one width; returns whether it prefilled any."""
         for width, queue in waiting.items():
             if not queue:
                 continue
@@ -102,10 +101,10 @@ class Admission:
                 if not count:
                     continue
             elif len(self._prepared) >= count:
-                # As many as are gone through together are ahead already.
+                # A whole chunk is prefilled ahead already.
                 return False
             elif len(places) < count:
-                # In order, so that widths follow each other and are not all in use at once.
+                # Keep the order: widths then follow each other and are not all in use at once.
                 return False
             chosen = [Prepared(queue.popleft(), width, places.pop()) for _ in range(count)]
             for encoded, rows, together in self._by_encoded_width(width, chosen):
@@ -117,7 +116,7 @@ class Admission:
     def _by_encoded_width(
         self, width: int, chosen: Sequence[Prepared]
     ) -> Iterator[tuple[int, int, Sequence[Prepared]]]:
-        """Yields prompts that are gone through together, after the width and the number of rows for that."""
+        """Yields the calls of a prefill: encoded width, number of rows, and the prompts."""
         by_width: dict[int, list[Prepared]] = {}
         for each in chosen:
             by_width.setdefault(encoded_width(len(each.request.ids), width), []).append(each)
@@ -128,7 +127,7 @@ class Admission:
                 left = left[rows:]
 
     def prefill(self, width: int, together: Sequence[Prepared], *, encoded: int, rows: int) -> None:
-        """Gives places the keys and values of prompts, `rows` or fewer, gone through at a width."""
+        """Prefills prompts, `rows` or fewer, at an encoded width, and stores their keys and values at their places."""
         source_tokens = np.zeros((rows, encoded), np.int32)
         for row, each in enumerate(together):
             source_tokens[row, : len(each.request.ids)] = each.request.ids
@@ -142,23 +141,23 @@ class Admission:
         )
 
 
-def engine_for(model: EarlyExitModel, branches: Branches, *, weights: Weights, slots: Slots) -> Engine:
-    """Returns that of native code where the model and the machine have one; arguments are those of `XlaEngine`."""
+def engine_for(model: EarlyExitModel, branch_rules: Branches, *, weights: Weights, slots: Slots) -> Engine:
+    """Returns the native engine if the weights are packed for it, else XLA's; arguments are those of `XlaEngine`."""
     engine = XlaEngine if weights.native is None else NativeEngine
-    return engine(model, branches, weights=weights, slots=slots)
+    return engine(model, branch_rules, weights=weights, slots=slots)
 
 
 OnShape = Callable[[int, int], None]
-"""Takes how many shapes are compiled, and how many there are."""
+"""Called with the number of shapes compiled so far, and the total."""
 
 
 class Batch:
-    """Slots of prompts, with what their lanes have generated."""
+    """Slots of prompts, with the tokens that their branches have generated."""
 
     def __init__(
         self,
         model: EarlyExitModel,
-        branches: Branches,
+        branch_rules: Branches,
         *,
         weights: Weights,
         thresholds: np.ndarray,
@@ -171,36 +170,38 @@ class Batch:
 
         Args:
           model: The network.
-          branches: How exits of each lane are decided.
+          branch_rules: How exits of each branch are decided.
           weights: Of the model.
-          thresholds: float32, shape (steps, lanes); +inf in a lane of the full model. Those of requests that name no
-            others.
-          budget: What may be held at a time.
-          counts: How many prompts of each width are to be expected at a time.
-          prefixes: What all prompts of a width begin with, where it is to be gone through once for all of them.
-          admits_few: As of `Admission`.
+          thresholds: float32, shape (steps, branches); +inf in a branch of the full model. Default for requests that
+            name no others.
+          budget: How many prompts and cached tokens fit at a time.
+          counts: Expected number of prompts of each width at a time.
+          prefixes: By width, the tokens that all its prompts begin with, if they are to be prefilled only once.
+          admits_few: See `Admission`.
         """
         self._model, self._weights = model, weights
         config = model.config
         self._architecture = architecture_of(config)
-        steps, lanes = self._steps, _ = thresholds.shape
-        # Sizes of buffers are parts of the compiled shapes: few, whatever the number of prompts.
+        steps, num_branches = self._steps, _ = thresholds.shape
+        # Buffer sizes are part of the compiled shapes, so only a few sizes exist for any number of prompts.
         slots = min(budget.slots, buffer_bucket(sum(counts.values())))
         ahead = 0 if admits_few else int(AHEAD_SHARE * slots)
-        places = places_by_width(counts, tokens=budget.source_tokens(lanes * steps), slots=slots + ahead)
-        self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))
+        places = places_by_width(counts, tokens=budget.source_tokens(num_branches * steps), slots=slots + ahead)
+        self._most_nodes = max(
+            num_branches * steps, budget.tokens - sum(width * count for width, count in places.items())
+        )
         first_kept_step = self._architecture.first_kept_step
-        capacity = min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes)
-        tree: LaneTree | SingleLanes
-        if lanes == 1 and not branches.decides_after_last_layer:
-            tree = SingleLanes(slots=slots, steps=steps, capacity=capacity)
+        capacity = min(slots * min(num_branches * steps, max(num_branches, 2 * steps)), self._most_nodes)
+        tree: BranchTree | SingleBranches
+        if num_branches == 1 and not branch_rules.decides_after_last_layer:
+            tree = SingleBranches(slots=slots, steps=steps, capacity=capacity)
         else:
-            tree = LaneTree(
+            tree = BranchTree(
                 slots=slots,
-                lanes=lanes,
+                num_branches=num_branches,
                 steps=steps,
                 layers=config.num_decoder_layers,
-                propagation=branches.rules[0].propagation(),
+                propagation=branch_rules.rules[0].propagation(),
                 first_kept_step=first_kept_step,
                 capacity=capacity,
             )
@@ -209,11 +210,11 @@ class Batch:
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
         self._usual_thresholds = thresholds
-        # [slots, steps, lanes]
+        # [slots, steps, branches]
         self._thresholds = np.repeat(thresholds[None], slots, axis=0)
         self._slots = Slots(
             self._tree,
-            lanes=lanes,
+            num_branches=num_branches,
             steps=steps,
             sources=places,
             prefixes=prefixes or {},
@@ -221,30 +222,30 @@ class Batch:
             places=np.zeros(slots, np.int32),
             lengths=np.ones(slots, np.int32),
         )
-        self._live = np.zeros((slots, lanes), bool)
-        self._previous = np.zeros((slots, lanes), np.int32)
+        self._live = np.zeros((slots, num_branches), bool)
+        self._previous = np.zeros((slots, num_branches), np.int32)
         self._is_finite = np.ones(slots, bool)
-        self._outputs = Outputs(slots, lanes, steps=steps)
-        # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
-        self._shared_steps = np.zeros((slots, lanes), np.int32)
-        self._engine = engine_for(model, branches, weights=weights, slots=self._slots)
+        self._outputs = Outputs(slots, num_branches, steps=steps)
+        # How many first steps of each branch are copied from a known output when the prompt is admitted.
+        self._shared_steps = np.zeros((slots, num_branches), np.int32)
+        self._engine = engine_for(model, branch_rules, weights=weights, slots=self._slots)
         self._admission = Admission(self._engine, places=places, slots=slots, admits_few=admits_few)
         self._step: Step
-        if isinstance(tree, SingleLanes):
-            self._step = SingleStep(branches, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
+        if isinstance(tree, SingleBranches):
+            self._step = SingleStep(branch_rules, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
         else:
-            self._step = SharedStep(branches, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
+            self._step = SharedStep(branch_rules, engine=self._engine, paths=tree, first_kept_step=first_kept_step)
 
     def take_work(self) -> Work:
-        """Returns what was counted since the last call."""
+        """Returns the work counted since the last call."""
         return self._step.take_work()
 
     def is_busy(self) -> bool:
-        """Returns whether it has prompts that have not ended."""
+        """Returns whether any prompt in the batch has not ended."""
         return bool(self._is_held.any()) or self._admission.has_prepared()
 
     def free_slots(self) -> int:
-        """Returns how many more prompts it has room for, if there is a place for their sources."""
+        """Returns how many more prompts fit, as long as there are places for their sources."""
         return 0 if self._is_crowded else len(self._requests) - int(self._is_held.sum())
 
     def queues(self) -> dict[int, collections.deque[Request]]:
@@ -281,12 +282,12 @@ class Batch:
             self._share(slot)
 
     def warm_up(self, *, on_shape: OnShape | None = None) -> None:
-        """Compiles whatever prompts may need in a batch of one lane, so that none has to wait for a compiler.
+        """Compiles every shape that prompts may need in a batch of one branch, so that none waits for the compiler.
 
-        Every step is run once, on padding only: what the batch holds does not change.
+        Runs every step once, on padding only: the batch's contents do not change.
 
         Args:
-          on_shape: Called before the first shape is compiled and after each; None for nobody.
+          on_shape: Called before the first shape is compiled and after each; None to call nothing.
         """
         shapes = [
             (width, encoded, count)
@@ -296,19 +297,19 @@ class Batch:
                 {admitted_together(count) for count in range(1, self._admission.chunk(width) + 1)},
             )
         ]
-        told = on_shape or _nobody
-        # The steps are one more.
+        report = on_shape or _report_nothing
+        # The decoding steps count as one more shape.
         total = len(shapes) + 1
         with self._weights.group.running():
             for done, (width, encoded, count) in enumerate(shapes):
-                told(done, total)
+                report(done, total)
                 self._admission.prefill(width, (), encoded=encoded, rows=count)
-            told(total - 1, total)
+            report(total - 1, total)
             self._engine.run_on_padding()
-        told(total, total)
+        report(total, total)
 
     def step(self) -> Iterator[tuple[Request, PromptResult]]:
-        """Generates one token in every live lane, and yields the prompts that have ended."""
+        """Generates one token in every live branch, and yields the prompts that have ended."""
         with self._weights.group.running():
             goes_on = self._generate()
         ended = np.flatnonzero(self._is_held & ~goes_on.any(axis=1)).tolist()
@@ -319,7 +320,7 @@ class Batch:
         yield from zip(self._vacate(ended), results, strict=True)
 
     def _generate(self) -> np.ndarray:
-        """Generates one token in every live lane, and returns which lanes go on."""
+        """Generates one token in every live branch, and returns which branches go on."""
         live = self._live
         new = self._run_layers()
         goes_on: np.ndarray = (
@@ -333,7 +334,7 @@ class Batch:
         return goes_on
 
     def _share(self, slot: int) -> None:
-        """Gives a slot's lanes what they have in common with a known output; some may have all of it."""
+        """Copies to a slot's branches the steps that they share with a known output, which may be all of it."""
         request = self._requests[slot]
         if request is None or request.known is None:
             return
@@ -344,7 +345,7 @@ class Batch:
         self._outputs.share(slot, known, steps=shared)
 
     def newest(self) -> Iterator[tuple[Request, int, int]]:
-        """Yields every prompt that goes on, with what the last step gave its first lane: token and exit layer."""
+        """Yields every prompt that goes on, with the newest token and exit layer of its first branch."""
         for slot in np.flatnonzero(self._live[:, 0] & (self._tree.step > 0)).tolist():
             request = self._requests[slot]
             assert request is not None, "only slots that hold a prompt are live"
@@ -352,16 +353,16 @@ class Batch:
             yield request, int(self._outputs.tokens[at_step]), int(self._outputs.exit_layers[at_step])
 
     def drop(self, request: Request) -> None:
-        """Frees the slot of a prompt that nobody waits for any more, if it has one."""
+        """Frees the slot of a cancelled prompt, if it has one."""
         if request in self._requests:
             self._vacate([self._requests.index(request)])
             self._is_crowded = False
 
     def make_room(self) -> Iterator[Request]:
-        """Sees that every layer has a free node for each live lane, and yields the prompts that had to leave for it.
+        """Ensures that every layer has a free node for each live branch, and yields the prompts preempted for that.
 
-        Stores are widened as far as the budget goes. Beyond that the youngest prompts give way, and start again later;
-        until a prompt has ended, none is admitted.
+        Stores grow as far as the budget allows. Beyond that, the youngest prompts are preempted and start again later;
+        no prompt is admitted until another has ended.
         """
         while self._tree.room() < self._live.sum():
             added = min(self._tree.capacity, self._most_nodes - self._tree.capacity)
@@ -377,7 +378,7 @@ class Batch:
             yield from self._vacate([youngest])
 
     def _vacate(self, slots: Sequence[int]) -> list[Request]:
-        """Frees slots, and returns what they held."""
+        """Frees slots, and returns the requests that they held."""
         self._tree.release(slots)
         return [self._vacated(slot) for slot in slots]
 
@@ -390,9 +391,9 @@ class Batch:
         return request
 
     def _run_layers(self) -> StepOutputs:
-        """Returns what this step gave every lane."""
+        """Runs this step's layers, and returns the new token of every branch with its exit layer and confidences."""
         step = np.minimum(self._tree.step, self._steps - 1)
-        # Lanes whose step is known already; it stands in their output.
+        # Branches whose step is known: their output has it already.
         is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
         has_known = bool(is_known.any())
         new = self._step.run(
@@ -406,5 +407,5 @@ class Batch:
         return new
 
 
-def _nobody(done: int, total: int) -> None:
-    """Stands for whoever might want to know how far compiling is."""
+def _report_nothing(done: int, total: int) -> None:
+    """The `OnShape` of a caller that gives none."""

@@ -1,8 +1,8 @@
-"""What a decoder is asked for and gives back: a prompt, and its outputs by branch.
+"""Requests to a decoder, which are prompts, and its results, which are their outputs by branch.
 
-A branch has an exit rule, and a threshold of every step. The output of a layer for a token depends on the tokens so
-far and on where each of them has left, not on why. So branches share their work whatever their rules are, as long as
-skipped layers keep the same of a token that left at a layer.
+A branch has an exit rule and a threshold for every step. A layer's output for a token depends on the tokens so far
+and on the layer where each of them exited, not on why it exited there. So branches with any rules share their work, as
+long as skipped layers store the same keys and values for a token that exits at a given layer.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Branch:
 
     Attributes:
       rule: How exits are decided.
-      thresholds: float32, shape (max_decode_length,). That of every step; +inf lets nothing exit, so that a branch of
+      thresholds: float32, shape (max_decode_length,). One for every step; no token exits at +inf, so that a branch of
         +inf alone is the full model.
     """
 
@@ -52,9 +52,9 @@ class Branch:
         """Returns the branch of a threshold.
 
         Args:
-          rule: How exits are decided; names the schedule.
+          rule: How exits are decided; it names the schedule.
           threshold: Exit threshold in [0, 1]; None never exits.
-          threshold_by_position: What the rule's schedule made of the threshold where it was calibrated; computed here
+          threshold_by_position: The thresholds by position that the rule's schedule gave at calibration; computed here
             if None.
           max_decode_length: Most tokens to generate, eos included.
 
@@ -86,7 +86,7 @@ def sweep_branches(
     max_decode_length: int,
     with_full_model: bool = True,
 ) -> tuple[Branch, ...]:
-    """Returns the branches of a sweep: by each rule the full model, and then every threshold.
+    """Returns the branches of a sweep: for each rule the full model, and then every threshold.
 
     Args:
       rules: One or more.
@@ -107,18 +107,18 @@ def sweep_branches(
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Branches:
-    """The exit rules of a prompt's branches, each of which is a lane.
+    """The exit rules of a prompt's branches.
 
     Attributes:
       layers: Decoder depth L.
-      rules: One of those that are there for each distinct measure, with its patience.
-      measures: Their measures, in this order.
-      measure_of: int, shape (lanes,). Index of each lane's measure.
-      may_exit: bool, shape (layers + 1, lanes). Whether each lane may leave at a layer, counted from 1.
-      passed_on: What skipped layers are given.
-      first_exit: First layer that may exit, of the first lane; of all where it matters.
+      rules: For each distinct pair of measure and patience, one of the rules that have it.
+      measures: The measures of `rules`, in this order.
+      measure_of: int, shape (branches,). Index of each branch's measure.
+      may_exit: bool, shape (layers + 1, branches). Whether each branch may exit at a layer, counted from 1.
+      passed_on: From which states or keys and values skipped layers fill their cache.
+      first_exit: First exit layer of the first branch; where it matters, all branches have the same.
       decides_after_last_layer: Whether every layer runs for every token, and exits are decided afterwards.
-      takes_last_token: Whether the token is the last layer's prediction, whichever layer is left.
+      takes_last_token: Whether the token is the last layer's prediction at any exit layer.
     """
 
     layers: int
@@ -133,15 +133,16 @@ class Branches:
 
     @classmethod
     def of(cls, rules: Sequence[ExitRule], *, layers: int) -> Self:
-        """Returns the branches of lanes.
+        """Returns the exit rules of branches.
 
         Args:
-          rules: Of every lane. Schedules do not matter: thresholds are given by step.
+          rules: One for every branch. Schedules do not matter: thresholds are given by step.
           layers: Decoder depth L.
 
         Raises:
-          ValueError: If the rules cannot share their work: they propagate states differently, propagate those of
-            different first layers, or one of several needs the full model for every token, or all logits of a row.
+          ValueError: If the rules cannot share their work: they propagate states differently, they propagate the states
+            of different first layers, or one of several rules needs the full model for every token or all logits of a
+            row.
         """
         distinct = tuple(dict.fromkeys(rules))
         _check_shared(distinct, layers)
@@ -149,8 +150,8 @@ class Branches:
         index = {key: place for place, key in enumerate(by_measure)}
         exit_layers = {rule: list(rule.exit_layers(layers)) for rule in distinct}
         may_exit = np.zeros((layers + 1, len(rules)), bool)
-        for lane, rule in enumerate(rules):
-            may_exit[exit_layers[rule], lane] = True
+        for branch, rule in enumerate(rules):
+            may_exit[exit_layers[rule], branch] = True
         return cls(
             layers=layers,
             rules=tuple(by_measure.values()),
@@ -165,37 +166,37 @@ class Branches:
 
     @property
     def exit_layers(self) -> tuple[int, ...]:
-        """The layers at which some lane may exit, ascending."""
+        """The layers at which any branch may exit, ascending."""
         return tuple(np.flatnonzero(self.may_exit.any(axis=1)).tolist())
 
     @property
     def asks_head(self) -> np.ndarray:
-        """Whether each lane's measure asks the head, bool of shape (lanes,)."""
-        return self._by_lane([measure.needs.asks_head for measure in self.measures])
+        """Whether each branch's measure asks the head, bool of shape (branches,)."""
+        return self._by_branch([measure.needs.asks_head for measure in self.measures])
 
     @functools.cached_property
     def sees_near_ties(self) -> np.ndarray:
-        """Whether near ties of each lane's measure are seen, bool of shape (lanes,)."""
-        return self._by_lane([measure.sees_near_ties for measure in self.measures])
+        """Whether near ties of each branch's measure are detected, bool of shape (branches,)."""
+        return self._by_branch([measure.sees_near_ties for measure in self.measures])
 
     @functools.cached_property
     def is_gap(self) -> np.ndarray:
-        """Whether each lane's measure is the gap of the two most likely tokens, bool of shape (lanes,)."""
-        return self._by_lane([measure.is_gap for measure in self.measures])
+        """Whether each branch's measure is the gap of the two most likely tokens, bool of shape (branches,)."""
+        return self._by_branch([measure.is_gap for measure in self.measures])
 
     @property
     def most_compared(self) -> int:
-        """How many predictions of lower layers a token is compared with at most."""
+        """The most predictions of lower layers that a token is compared with."""
         return max((rule.patience or 1) - 1 for rule in self.rules)
 
     def indices(self, *needs: Need) -> list[int]:
-        """Returns the indices of the measures that need one of these."""
+        """Returns the indices of the measures whose need is one of these."""
         return [index for index, measure in enumerate(self.measures) if measure.needs in needs]
 
-    def _by_lane(self, of_measures: Sequence[bool]) -> np.ndarray:
-        """Returns what holds of each lane's measure, bool of shape (lanes,), given what holds of every measure."""
-        by_lane: np.ndarray = np.array(of_measures)[self.measure_of]
-        return by_lane
+    def _by_branch(self, of_measures: Sequence[bool]) -> np.ndarray:
+        """Returns a property of each branch's measure, bool of shape (branches,), given those of all measures."""
+        by_branch: np.ndarray = np.array(of_measures)[self.measure_of]
+        return by_branch
 
 
 def _check_shared(rules: Sequence[ExitRule], layers: int) -> None:
@@ -220,7 +221,7 @@ def _check_shared(rules: Sequence[ExitRule], layers: int) -> None:
     for rule in distinct:
         measure = rule.measure()
         if len(distinct) > 1 and measure.needs is Need.LOGITS and measure.of_summary is None:
-            # Other code would project for the other rules, too, and round otherwise than in their own sweeps.
+            # Other code would then project for the other rules too, and round differently than in their own sweeps.
             raise ValueError(
                 f"confidence {rule.confidence!r} takes all logits of a row, and must be swept by itself. A "
                 "calm_beam.exits.measures.Measure with of_summary need not."
@@ -228,7 +229,7 @@ def _check_shared(rules: Sequence[ExitRule], layers: int) -> None:
 
 
 NearTies = tuple[bool | None, ...]
-"""Of each branch of a prompt, whether its output hung on a near tie (`near_ties`), or None where that is not seen."""
+"""For each branch of a prompt, whether its output depended on a near tie (`near_ties`); None where not detected."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -239,10 +240,10 @@ class BranchResult:
       tokens: int32, shape (max_decode_length,). 0 after the output's end; eos is part of the output.
       exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
       confidences: float32, shape of `tokens`. Confidence at the exit layer, or the middle of an interval that contains
-        it (`exit_head`); 0 after the end. The full model asks the last layer alone: `patience` gives 1 / k there.
+        it (`exit_head`); 0 after the end. The full model tests the last layer alone: `patience` gives 1 / k there.
       length: Number of tokens, eos included.
-      is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
-      max_rejected_confidence: float32, shape of `tokens`, as in `PromptResult`; None from a decoder that does not tell.
+      is_finite: Whether all logits and confidences that were used are finite; if not, the tokens are meaningless.
+      max_rejected_confidence: float32, shape of `tokens`, as in `PromptResult`; None if the decoder does not report it.
     """
 
     tokens: np.ndarray
@@ -260,15 +261,15 @@ class PromptResult:
     Attributes:
       tokens: int32, shape (branches, max_decode_length). 0 after the output's end; eos is part of the output.
       exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
-      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. It is the last layer's by
-        the full model, and wherever a token went that far. Where a certified head decided, it is the middle of an
-        interval that contains the confidence.
+      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. For the full model, and
+        for any token that ran all layers, that is the last layer. Where a certified head decided, it is the middle of
+        an interval that contains the confidence.
       lengths: int32, shape (branches,). Number of tokens, eos included.
-      is_finite: Whether all logits and confidences that were used are finite numbers.
-      max_rejected_confidence: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it,
-        at the layers below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf
-        where there is none, or where the full model tested none. None from a decoder that does not tell.
-      find_near_ties: Returns `near_ties` of a result; None from a decoder that does not tell.
+      is_finite: Whether all logits and confidences that were used are finite.
+      max_rejected_confidence: float32, shape of `tokens`. Largest confidence, or upper end of an interval that contains
+        it, at the exit layers below the one taken: every threshold above it gives the same step. -inf where there is
+        no such layer, or where the full model tested none. None if the decoder does not report it.
+      find_near_ties: Returns `near_ties` of a result; None if the decoder does not report them.
     """
 
     tokens: np.ndarray
@@ -283,7 +284,7 @@ class PromptResult:
 
     @classmethod
     def joined(cls, results: "Sequence[PromptResult]") -> Self:
-        """Returns the outputs of one prompt, given those by some branches and those by others, all by one decoder."""
+        """Returns one prompt's outputs by all branches, given results for disjoint sets of branches of one decoder."""
         told = [result.max_rejected_confidence for result in results if result.max_rejected_confidence is not None]
         near_ties = [result.near_ties for result in results]
         return cls(
@@ -298,7 +299,7 @@ class PromptResult:
 
     @functools.cached_property
     def near_ties(self) -> NearTies | None:
-        """Whether each output hung on a near tie, or None where that is not seen; None where it is told of none."""
+        """Whether each output depended on a near tie, or None where not detected; None alone if for no branch."""
         return None if self.find_near_ties is None else self.find_near_ties(self)
 
     def branch(self, index: int) -> BranchResult:
@@ -314,7 +315,7 @@ class PromptResult:
         )
 
     def by_rule(self, count: int) -> list[Self]:
-        """Returns the outputs by each of so many rules, which have as many branches each, one rule after the other."""
+        """Returns the outputs by rule, for `count` rules with equally many branches each, one rule after the other."""
         each, rest = divmod(len(self.lengths), count)
         assert not rest, "every rule has as many branches"
         return [self._some(slice(first, first + each)) for first in range(0, len(self.lengths), each)]
@@ -337,21 +338,21 @@ def is_end(tokens: _Tokens, end_ids: Sequence[int]) -> Any:
 
     Args:
       tokens: Ids, any shape.
-      end_ids: Those that end one; at least one.
+      end_ids: Ids that end an output; at least one.
     """
     return functools.reduce(operator.or_, (tokens == end for end in end_ids))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KnownOutput:
-    """The output of a prompt at a threshold above all that are to be decoded.
+    """The output of a prompt at a threshold above all thresholds that are still to be decoded.
 
     Attributes:
       tokens: int32, shape (length,).
       exit_layers: int32, shape (length,).
       confidences: float32, shape (length,).
       max_rejected_confidence: float32, shape (length,).
-      goes_on: Whether outputs that share all of it have more tokens, which are to be decoded.
+      goes_on: Whether an output that shares all of these tokens has more, which are to be decoded.
     """
 
     tokens: np.ndarray
@@ -362,7 +363,7 @@ class KnownOutput:
 
     @classmethod
     def beginning(cls, tokens: Sequence[int], *, layers: int) -> Self:
-        """Returns the first tokens of an output by the full model, of so many layers, which goes on after them."""
+        """Returns the first tokens of an output by the full model, of depth `layers`; the output goes on after them."""
         count = len(tokens)
         return cls(
             tokens=np.array(tokens, np.int32),
@@ -373,16 +374,16 @@ class KnownOutput:
         )
 
     def steps_shared(self, thresholds: np.ndarray) -> np.ndarray:
-        """Returns how many of its first steps each lane has in common with it.
+        """Returns how many first steps each branch has in common with this output.
 
-        A layer below the exit layer whose confidence does not reach a threshold is no exit at that threshold either,
-        and the exit layer is one at every lower threshold.
+        At a lower threshold, the token still exits at this exit layer or below. It does not exit below as long as the
+        confidences of the layers there stay under the threshold.
 
         Args:
-          thresholds: float32, shape (steps, lanes). Below those of the known output.
+          thresholds: float32, shape (steps, branches). Below the thresholds of the known output.
 
         Returns:
-          int, shape (lanes,), up to the output's length.
+          int, shape (branches,), up to the output's length.
         """
         parts = self.max_rejected_confidence[:, None] >= thresholds[: len(self.tokens)]
         return np.where(parts.any(axis=0), parts.argmax(axis=0), len(self.tokens))
@@ -390,13 +391,13 @@ class KnownOutput:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """A prompt that is to be decoded. Two requests are never equal, also of one prompt.
+    """A prompt to decode. Two requests are never equal, even of the same prompt.
 
     Attributes:
       ids: Its tokens, 1 to `max_input_length` of them.
-      branches: By which it is decoded, if not by the decoder's own: as many, of the same rules, at other thresholds.
-      known: Its output at a threshold above all of these, or the beginning of every output: what branches have in
-        common with it is not decided again. Of no use to rules that need the full model.
+      branches: Branches that replace the decoder's own: as many, with the same rules, at other thresholds.
+      known: The prompt's output at a threshold above all of these, or the beginning of every output: the steps that
+        branches share with it are not decided again. Rules that need the full model ignore it.
     """
 
     ids: Sequence[int]
@@ -405,7 +406,7 @@ class Request:
     known: KnownOutput | None = None
 
     def thresholds(self, usual: np.ndarray) -> np.ndarray:
-        """Returns the thresholds of its branches, (steps, branches), given those of the decoder."""
+        """Returns the thresholds of the request's branches, (steps, branches), given the decoder's."""
         if self.branches is None:
             return usual
         return np.stack([branch.thresholds for branch in self.branches], axis=1)

@@ -1,4 +1,4 @@
-"""Compiled code: how it is made, kept on disk between runs, and what time that takes.
+"""Compilation: options of XLA's compiler, the cache on disk, the time it takes, and the sizes that are compiled.
 
 Rows, prompts and buffers are padded to few sizes, so that XLA compiles rarely.
 """
@@ -18,26 +18,26 @@ from calm_beam.storage import cache_folder
 _COMPILING = "/jax/core/compile/"
 
 GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-"""Options of XLA's compiler for whatever decodes on a GPU.
+"""Options of XLA's compiler for decoding on a GPU.
 
-Nothing is chosen by time. By default, XLA times several ways to multiply matrices and keeps the fastest. Two
-compilations of one program may then round differently, so that what was calibrated is not what is served; and it takes
-a minute where compiling takes seconds.
+Autotuning is off. By default, XLA times several ways to multiply matrices and keeps the fastest. Two compilations of
+one program may then round differently, so that the served model is not the calibrated one; and tuning takes a minute
+where compiling takes seconds.
 
-Products are the vendor's library's. Kernels that XLA makes of a product together with what stands around it rounded a
-row differently in batches and in sweeps, on an H100, and were slower. The library chooses by the shapes alone, which
-are those of a tile.
+The vendor's library computes matrix products. On an H100, kernels in which XLA fuses a product with its neighbours
+rounded a row differently in batches and in sweeps, and were slower. The library chooses by the shapes alone, which are
+those of a tile.
 """
 
 compiled = functools.partial(jax.jit, compiler_options=GPU_OPTIONS)
-"""`jax.jit`, for whatever decodes; other devices do not know the options, and take them."""
+"""`jax.jit` for decoding; devices other than GPUs ignore the options."""
 
 
 def use_compilation_cache() -> None:
-    """Has JAX keep what it compiles in `cache_folder`.
+    """Makes JAX keep compiled code in `cache_folder`.
 
-    A folder is for one kind of processor: code compiled for another may not run. Does nothing if JAX has been given a
-    cache already, or there is no place for one.
+    Each kind of processor has its own folder: code compiled for another may not run. Does nothing if JAX has a cache
+    already, or the folder cannot be created.
     """
     if jax.config.values["jax_compilation_cache_dir"]:
         return
@@ -52,7 +52,7 @@ def use_compilation_cache() -> None:
 
 
 class CompileTime:
-    """Adds up the time in which JAX traces, lowers or compiles, while the context is open."""
+    """Adds up the time that JAX spends tracing, lowering and compiling while the context is open."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float]] = []
@@ -71,7 +71,7 @@ class CompileTime:
             self._spans.append((start_time, end_time))
 
     def seconds(self) -> float:
-        """Returns the seconds so far. Spans within others, as a function traced inside another has, count once."""
+        """Returns the seconds so far. Nested spans, as of a function traced inside another, count once."""
         total, reached = 0.0, 0.0
         for start, end in sorted(self._spans):
             total += max(0.0, end - max(start, reached))
@@ -92,7 +92,7 @@ def _processor() -> str:
 _NARROWEST = 32
 _FEWEST_PLACES = 8
 _FEWEST_ENCODED = 16
-# Prompts for which a common beginning is gone through once: for fewer, that saves less than compiling it takes.
+# Fewest prompts for which a common prefix is prefilled once: for fewer, compiling it costs more than it saves.
 _FEWEST_SHARING = 8
 
 
@@ -104,13 +104,13 @@ def padded(values: np.ndarray, size: int, *, fill: int = 0) -> np.ndarray:
 
 
 def buffer_bucket(count: int) -> int:
-    """Returns the next of 1, 2, 3, 4, 6, 8, 12, ...: at most a third of a buffer is there for nothing."""
+    """Returns the next of 1, 2, 3, 4, 6, 8, 12, ...: at most a third of a buffer is unused."""
     power = 1 << (count - 1).bit_length()
     return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
 
 def parts_of(count: int, most: int) -> Iterator[slice]:
-    """Yields parts of rows, at most so many in each.
+    """Yields slices of `count` rows, at most `most` in each.
 
     >>> [(part.start, part.stop) for part in parts_of(150, 64)]
     [(0, 64), (64, 128), (128, 150)]
@@ -120,10 +120,10 @@ def parts_of(count: int, most: int) -> Iterator[slice]:
 
 
 def encoded_rows(count: int) -> int:
-    """Returns how many prompts the encoder takes at once where calls are of one size, of `count` that are admitted.
+    """Returns how many of `count` admitted prompts one prefill call takes, where all calls have one size.
 
-    Prompts that are admitted together may have several encoded widths. In calls of a quarter, little of the last call
-    of each is padding; calls of fewer than 16 prompts take longer for each.
+    Prompts that are admitted together may have several encoded widths. With calls of a quarter, the last call of each
+    width has little padding; calls of fewer than 16 prompts cost more per prompt.
 
     >>> [encoded_rows(count) for count in (2, 16, 32, 256)]
     [2, 16, 16, 64]
@@ -132,7 +132,7 @@ def encoded_rows(count: int) -> int:
 
 
 def admitted_together(count: int) -> int:
-    """Returns how many of `count` prompts the encoder takes at once: 1, 4, 16, 64, ..., so that none is padding.
+    """Returns how many of `count` prompts the next prefill call takes: 1, 4, 16, 64, ..., so that no row is padding.
 
     >>> [admitted_together(count) for count in (1, 3, 4, 20, 64)]
     [1, 1, 4, 16, 64]
@@ -143,8 +143,8 @@ def admitted_together(count: int) -> int:
 def bucket_width(length: int, max_input_length: int) -> int:
     """Returns the width that a prompt is padded to: the next of 32, 64, 128, ..., at most `max_input_length`.
 
-    It depends on the prompt alone, so that it does not matter beside which others it is decoded. Only a budget with no
-    room for every width makes some wider (`joined_widths`).
+    It depends on the prompt alone, not on the others in its batch. Only a budget with no room for every width makes
+    some wider (`joined_widths`).
 
     >>> bucket_width(33, 512), bucket_width(33, 48)
     (64, 48)
@@ -153,15 +153,14 @@ def bucket_width(length: int, max_input_length: int) -> int:
 
 
 def encoded_width(length: int, width: int) -> int:
-    """Returns the width at which a prompt is gone through: 16, or the next of 32, 48, 64, 96, ..., at most `width`.
+    """Returns the width at which a prompt is prefilled: 16, or the next of 32, 48, 64, 96, ..., at most `width`.
 
-    What prompts leave is kept at few widths, since every step is compiled for each; going through prompts is compiled
-    for itself, in half a second a width. So a width may be finer here, and less is padding. This one too depends on the
-    prompt alone.
+    The KV cache has few widths, since every step is compiled for each. Prefill is compiled on its own, in half a second
+    a width, so its widths may be finer and have less padding. This width too depends on the prompt alone.
 
     Args:
       length: Tokens of the prompt, at most `width`.
-      width: What its keys and values are padded to.
+      width: The width that its keys and values are padded to.
 
     >>> [encoded_width(length, 64) for length in (9, 17, 33, 49)], encoded_width(35, 40)
     ([16, 32, 48, 64], 40)
@@ -172,7 +171,7 @@ def encoded_width(length: int, width: int) -> int:
 
 
 def encoded_widths(width: int, *, above: int = 0) -> tuple[int, ...]:
-    """Returns every width at which prompts of more than `above` and at most `width` tokens are gone through, ascending.
+    """Returns every width at which prompts of more than `above` and at most `width` tokens are prefilled, ascending.
 
     >>> encoded_widths(32), encoded_widths(100, above=64)
     ((16, 32), (96, 100))
@@ -211,13 +210,13 @@ def members_by_width(prompts: Sequence[Sequence[int]], max_input_length: int) ->
 
 
 def common_prefix(prompts: Sequence[Sequence[int]], *, width: int) -> Sequence[int]:
-    """Returns what prompts that are padded to a width begin with, if going through it once saves much; else nothing.
+    """Returns the common prefix of prompts padded to a width, if prefilling it once saves much; else nothing.
 
-    It has a multiple of 32 tokens, since each length is compiled for itself, and each prompt goes on after it.
+    Its length is a multiple of 32, since each length is compiled separately, and shorter than every prompt.
 
     Args:
       prompts: At least one.
-      width: What they are padded to.
+      width: The width that they are padded to.
 
     >>> few_shot = [7] * 70
     >>> len(common_prefix([[*few_shot, index] for index in range(20)], width=128))
@@ -225,7 +224,7 @@ def common_prefix(prompts: Sequence[Sequence[int]], *, width: int) -> Sequence[i
     """
     if len(prompts) < _FEWEST_SHARING:
         return ()
-    # What the first and the last in order share, all share.
+    # All prompts share the prefix that the first and the last in sorted order share.
     first, last = min(map(tuple, prompts)), max(map(tuple, prompts))
     most = min(len(prompt) for prompt in prompts) - 1
     pairs = zip(first[:most], last, strict=False)
@@ -235,7 +234,9 @@ def common_prefix(prompts: Sequence[Sequence[int]], *, width: int) -> Sequence[i
 
 
 def joined_widths(members_by_width: Mapping[int, Iterable[int]], *, tokens: int) -> dict[int, list[int]]:
-    """Returns prompts by width, the narrowest padded to the next until one of each width fits; one width is left.
+    """Returns prompts by width, joining the narrowest width to the next until one prompt of each width fits.
+
+    At least one width is left.
 
     >>> joined_widths({32: [0, 3], 64: [1], 128: [2]}, tokens=200)
     {64: [0, 1, 3], 128: [2]}
@@ -248,11 +249,11 @@ def joined_widths(members_by_width: Mapping[int, Iterable[int]], *, tokens: int)
 
 
 def places_by_width(counts: Mapping[int, int], *, tokens: int, slots: int) -> dict[int, int]:
-    """Returns how many prompts of each width are held at a time: one, and equal parts of the tokens beyond that.
+    """Returns how many prompts of each width are held at a time: one, and an equal share of the remaining tokens.
 
     Args:
-      counts: How many prompts there are of each width, of which one each has room.
-      tokens: Most positions, all widths together; exceeded only where one prompt of one width does.
+      counts: How many prompts there are of each width; one of each fits.
+      tokens: Most positions of all widths together; exceeded only if a single prompt of the only width exceeds it.
       slots: Most prompts of a width.
     """
     part = max(0, tokens - sum(counts)) // len(counts)

@@ -1,7 +1,7 @@
-"""The engine of native code: it computes rows of a batch by changing arrays in place.
+"""The native engine: it computes the rows of a batch in native code, which changes arrays in place.
 
-Nothing is padded, compiled or copied. Prompts are still prefilled by XLA, which is fast at many tokens at a time:
-their keys and values are made while native code runs, and taken over once they are needed.
+It pads, compiles and copies nothing. XLA still prefills prompts, since it is fast at many tokens at a time: it
+computes their keys and values while native code runs, and they are copied over once a step needs them.
 """
 
 import collections
@@ -29,12 +29,12 @@ from calm_beam.model.native import library
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Coming:
-    """What XLA makes of prompts.
+    """A prefill that XLA is computing.
 
     Attributes:
-      width: Which sources they are of.
-      places: shape (prompts,). Where these stand.
-      keys_values: Of every layer, each (rows, heads of keys, positions, head_dim); rows of padding behind the prompts.
+      width: Padded width of the sources.
+      places: shape (prompts,). The places of the prompts.
+      keys_values: Of every layer, each (rows, heads of keys, positions, head_dim); padding rows follow the prompts.
       mask: bool, shape (rows, positions).
     """
 
@@ -45,21 +45,21 @@ class _Coming:
 
 
 class SourcesOfWidth:
-    """Sources of one padded width: of every layer, and which positions are of a prompt."""
+    """Sources of one padded width: keys and values of every layer, and the mask of each prompt's positions."""
 
     def __init__(self, model: EarlyExitModel, *, width: int, places: int) -> None:
-        """Makes room."""
+        """Allocates the arrays."""
         config = model.config
         shape = places, config.num_kv_heads, width, config.head_dim
         self.keys_values = [(library.aligned(shape), library.aligned(shape)) for _ in range(config.num_decoder_layers)]
         self.mask = np.zeros((places, width), bool)
 
     def take_over(self, coming: _Coming) -> None:
-        """Copies what has been made; waits for it."""
+        """Waits for a prefill and copies its results."""
         places, count = coming.places, len(coming.places)
         mask = np.asarray(coming.mask)[:count]
         length = mask.shape[1]
-        # What is masked is not looked at.
+        # Masked positions are never read.
         self.mask[places, :length], self.mask[places, length:] = mask, False
         for pair, made in zip(self.keys_values, coming.keys_values, strict=True):
             for store, values in zip(pair, made, strict=True):
@@ -67,10 +67,10 @@ class SourcesOfWidth:
 
 
 class NativeSources:
-    """Sources of all prompts that an engine has been given."""
+    """Sources of all prompts of an engine."""
 
     def __init__(self, model: EarlyExitModel, weights: Weights, slots: Slots) -> None:
-        """Makes room."""
+        """Allocates the arrays."""
         self._model, self._weights, self._slots = model, weights, slots
         self._by_width = {
             width: SourcesOfWidth(model, width=width, places=places) for width, places in slots.sources.items()
@@ -78,16 +78,16 @@ class NativeSources:
         self._prefixes = prefixes_by_width(model, weights, slots)
         self._index_of_width = np.zeros(max(slots.sources) + 1, np.int32)
         self._index_of_width[list(slots.sources)] = np.arange(len(slots.sources))
-        # In the order in which XLA makes them; and which places they are for.
+        # Prefills in the order in which XLA computes them, and the places that wait for one.
         self._coming: collections.deque[_Coming] = collections.deque()
         self._is_coming = np.zeros((len(slots.sources), max(slots.sources.values())), bool)
         self.of_slot = np.zeros(len(slots.places), np.int32)
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
-        """Has XLA go through prompts; does not wait for it."""
+        """Starts a prefill by XLA; does not wait for it."""
         here = places[places < self._slots.sources[width]]
         index = self._index_of_width[width]
-        # Whoever was there before may have ended without a step, so that nobody has asked for that yet.
+        # The previous prompt of a place may have ended without a step, with its prefill still pending.
         self._take_over(index, here)
         keys_values, mask = steps.prefill(
             self._model,
@@ -97,19 +97,19 @@ class NativeSources:
             prefix=self._prefixes.get(width, ()),
         )
         if not len(here):
-            # What is compiled on padding is nobody's: it goes at once, and if it fails, that is told here.
+            # Only padding, to compile the program: wait, so that a failure is raised here, and drop the results.
             jax.block_until_ready((keys_values, mask))
             return
         self._is_coming[index, here] = True
         self._coming.append(_Coming(width, here, keys_values, mask))
 
     def see(self, slots: np.ndarray) -> None:
-        """Sees that the sources of slots are there."""
+        """Ensures that the sources of slots are available, waiting for their prefill."""
         self.of_slot[:] = self._index_of_width[self._slots.widths]
         self._take_over(self.of_slot[slots], self._slots.places[slots])
 
     def _take_over(self, widths: np.ndarray | np.int32, places: np.ndarray) -> None:
-        """Takes over what is made, in turn, until nothing is coming for places, given with indices of widths."""
+        """Takes over pending prefills in order until none is left for the given places, with indices of widths."""
         while self._coming and self._is_coming[widths, places].any():
             coming = self._coming[0]
             self._by_width[coming.width].take_over(coming)
@@ -117,7 +117,7 @@ class NativeSources:
             self._coming.popleft()
 
     def as_seen(self) -> list[Any]:
-        """Returns what they are to native code, by layer: an array of `calls.Sources`, by the index of their width."""
+        """Returns the sources as native code takes them: by layer, an array of `library.Sources` by width index."""
         of_width = [
             [
                 library.Sources(keys.ctypes.data, values.ctypes.data, sources.mask.ctypes.data, width)
@@ -128,51 +128,51 @@ class NativeSources:
         return [(library.Sources * len(of_width))(*of_layer) for of_layer in zip(*of_width, strict=True)]
 
 
-# Most rows that XLA is given at a time, where it decides or measures.
+# Most rows of a call of XLA, where it decides or measures.
 _MOST_ROWS = 256
 
 
 class NativeEngine:
     """See `Engine`."""
 
-    def __init__(self, model: EarlyExitModel, branches: Branches, *, weights: Weights, slots: Slots) -> None:
-        """Makes room; arguments are those of `XlaEngine`, and the weights are packed for native code."""
+    def __init__(self, model: EarlyExitModel, branch_rules: Branches, *, weights: Weights, slots: Slots) -> None:
+        """Allocates states and caches; arguments are those of `XlaEngine`, with weights packed for native code."""
         assert weights.native is not None, "see `engine_for`"
         config = model.config
         self._model, self._weights, self._decoder, self._slots = model, weights, weights.native, slots
-        self._branches = branches
+        self._branch_rules = branch_rules
         self._sources = NativeSources(model, weights, slots)
         self._positions = np.zeros(len(slots.places), np.int32)
         inner = config.num_kv_heads * config.head_dim
-        self._states = library.aligned((config.num_decoder_layers + 1, slots.num_lanes, config.emb_dim))
+        self._states = library.aligned((config.num_decoder_layers + 1, slots.total_branches, config.emb_dim))
         self._cache = [
             (library.aligned((slots.tree.capacity, inner)), library.aligned((slots.tree.capacity, inner)))
             for _ in range(config.num_decoder_layers)
         ]
         self._stack = self._stack_here()
-        self._rows = whole_tiles(min(_MOST_ROWS, slots.num_lanes))
-        self._heads = HeadDecisions(model, branches, weights=weights, rows=self._rows)
-        self._decides_natively = not weights.is_certified and decides_natively(branches.measures)
-        # What native code makes confidences by, None where it does not know the measure.
+        self._rows = whole_tiles(min(_MOST_ROWS, slots.total_branches))
+        self._heads = HeadDecisions(model, branch_rules, weights=weights, rows=self._rows)
+        self._decides_natively = not weights.is_certified and decides_natively(branch_rules.measures)
+        # The measures as native code takes them, None where it does not have the measure.
         self._native_measures = [
             self._native_measure(rule.confidence, measure)
-            for rule, measure in zip(branches.rules, branches.measures, strict=True)
+            for rule, measure in zip(branch_rules.rules, branch_rules.measures, strict=True)
         ]
-        # One of the user's, too, may be made of the classifier's score.
+        # A user's measure may also use the classifier's score.
         self._of_states = {
-            index: self._native_measure("classifier", branches.measures[index]) or self._native_measures[index]
-            if branches.measures[index].needs is Need.CLASSIFIER
+            index: self._native_measure("classifier", branch_rules.measures[index]) or self._native_measures[index]
+            if branch_rules.measures[index].needs is Need.CLASSIFIER
             else self._native_measures[index]
-            for index in branches.indices(Need.STATES, Need.CLASSIFIER)
+            for index in branch_rules.indices(Need.STATES, Need.CLASSIFIER)
         }
         self._runs_steps = bool(
-            slots.lanes == 1 and self._decides_natively and self._native_measures[0] and self._stack.runs_steps
+            slots.num_branches == 1 and self._decides_natively and self._native_measures[0] and self._stack.runs_steps
         )
-        self._exit_heads = weights.native_heads(branches.exit_layers)
+        self._exit_heads = weights.native_heads(branch_rules.exit_layers)
 
     def _native_measure(self, name: str, measure: Measure) -> library.Measure | None:
-        """Returns what native code makes confidences of a measure by, if it knows one of this name."""
-        layers = self._branches.layers
+        """Returns a measure as native code takes it; None if it has no measure of this name."""
+        layers = self._branch_rules.layers
         is_by_layer = measure.needs is Need.LAYER
         return library.measure_of(
             name,
@@ -183,17 +183,17 @@ class NativeEngine:
 
     @property
     def whole_step(self) -> RunStep | None:
-        """What runs a step as one, where that is worth it."""
-        # Not kept: it holds this engine, whose memory would wait for the garbage collector.
+        """Runs a whole step in one call, where that is faster; else None."""
+        # Not stored: a bound method refers to this engine, whose memory would wait for the garbage collector.
         return self._run_step if self._runs_steps else None
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
-        """Gives places keys and values of prompts."""
+        """Prefills prompts and stores their keys and values at places."""
         self._sources.prefill(width, source_tokens, lengths=lengths, places=places)
 
     def grow(self, added: int) -> None:
         """Adds nodes to the store of every layer."""
-        # It holds the stores. Layer by layer, no more than one is held twice.
+        # The stack refers to the stores. Layer by layer, so that at most one store is held twice.
         del self._stack
         for layer, pair in enumerate(self._cache):
             wider = [library.aligned((len(values) + added, values.shape[1])) for values in pair]
@@ -203,7 +203,7 @@ class NativeEngine:
         self._stack = self._stack_here()
 
     def _stack_here(self) -> library.Stack:
-        """Returns the layers with their entries, where these stand now."""
+        """Returns the layers with the current addresses of their arrays."""
         slots = self._slots
         entries = [
             library.entries_of(
@@ -211,7 +211,7 @@ class NativeEngine:
                 outputs=self._states[index + 1],
                 store=store,
                 paths=slots.tree.all_paths(index + 1),
-                prompt_lanes=slots.lanes,
+                prompt_branches=slots.num_branches,
                 steps=slots.tree.step,
                 positions=self._positions,
                 source_of=self._sources.of_slot,
@@ -223,20 +223,20 @@ class NativeEngine:
         stack.set_sources(self._sources.as_seen())
         return stack
 
-    def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
-        """Puts the embeddings of tokens into entry 0."""
-        self._states[0, lanes] = self._decoder.embedded(tokens)
-        # With which every step begins.
+    def embed(self, branches: np.ndarray, tokens: np.ndarray) -> None:
+        """Writes the embeddings of tokens to entry 0."""
+        self._states[0, branches] = self._decoder.embedded(tokens)
+        # Every step begins here, so positions and turns are updated here.
         self._positions[:] = self._slots.lengths - 1 + self._slots.tree.step
         self._turns = self._decoder.turns(self._positions)
-        self._sources.see(lanes // self._slots.lanes)
+        self._sources.see(branches // self._slots.num_branches)
         if self._turns is not None:
             self._stack.set_turns(self._turns)
 
     def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
-        """Runs layers for rows, and returns their confidences by measures that are made of states."""
-        self._stack.run(range(layers.start - 1, layers.stop - 1), below=below, lanes=rows.lanes, nodes=rows.nodes)
-        return self._measured(layers, rows.lanes, below), Work(layer_rows=len(layers) * len(rows.lanes))
+        """Runs layers for rows, and returns their confidences by measures of states."""
+        self._stack.run(range(layers.start - 1, layers.stop - 1), below=below, branches=rows.branches, nodes=rows.nodes)
+        return self._measured(layers, rows.branches, below), Work(layer_rows=len(layers) * len(rows.branches))
 
     def _run_step(
         self, rows: Rows, *, thresholds: np.ndarray, known_exits: np.ndarray | None, new: StepOutputs
@@ -246,7 +246,7 @@ class NativeEngine:
         asked = self._stack.run_step(
             self._exit_heads,
             measure=measure,
-            lanes=rows.lanes,
+            branches=rows.branches,
             nodes=rows.nodes,
             thresholds=thresholds,
             known_exits=known_exits,
@@ -254,23 +254,23 @@ class NativeEngine:
         )
         return Work(layer_rows=int(new.exit_layers.sum()), projection_rows=asked)
 
-    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
-        """Returns what the heads decide of states, and what was asked for it."""
+    def decide(self, layers: np.ndarray, branches: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
+        """Returns the heads' decisions for states, and the work counted."""
         if not self._decides_natively:
-            return self._heads.of(self._look_up, layers=layers, lanes=lanes, **compared)
-        tokens, facts = self._summarised(layers, self._where(layers, lanes))
-        confidences = [self._confidences(index, tokens, facts) for index in self._branches.indices(Need.LOGITS)]
+            return self._heads.of(self._look_up, layers=layers, branches=branches, **compared)
+        tokens, facts = self._summarised(layers, self._where(layers, branches))
+        confidences = [self._confidences(index, tokens, facts) for index in self._branch_rules.indices(Need.LOGITS)]
         is_finite = np.isfinite(facts[0])
         decided = [
             Decisions.exact(tokens, confidences=values, is_finite=is_finite)
             for values in confidences or [np.zeros(len(tokens), np.float32)]
         ]
-        return decided, Work(projection_rows=len(lanes))
+        return decided, Work(projection_rows=len(branches))
 
     def _summarised(self, layers: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what `calls.summarise` does of each state by the head of its layer, with the first measure's."""
+        """Returns `library.summarise` of each state by the head of its layer, with the first measure's confidences."""
         asked = list(self._weights.heads_of(layers))
-        measure = next((self._native_measures[index] for index in self._branches.indices(Need.LOGITS)), None)
+        measure = next((self._native_measures[index] for index in self._branch_rules.indices(Need.LOGITS)), None)
         made = []
         for head, rows in asked:
             assert head.native is not None, "made where no other form was chosen"
@@ -282,30 +282,30 @@ class NativeEngine:
             tokens[rows], facts[:, rows] = of_head, facts_of_head
         return tokens, facts
 
-    def _look_up(self, layers: np.ndarray, lanes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns some states as all that there are: XLA would copy the rest."""
-        some = _padded(self._states[layers, lanes], size)
-        lanes = padded(np.arange(len(lanes)), size, fill=size)
-        return some[None], AskedRows(lanes=lanes, layers=np.zeros(size, np.int32)).joined()
+    def _look_up(self, layers: np.ndarray, branches: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns only the states that are looked up, as a buffer of their own: XLA would copy the whole buffer."""
+        some = _padded(self._states[layers, branches], size)
+        branches = padded(np.arange(len(branches)), size, fill=size)
+        return some[None], AskedRows(branches=branches, layers=np.zeros(size, np.int32)).joined()
 
-    def _measured(self, layers: range, lanes: np.ndarray, below: np.ndarray) -> np.ndarray:
-        """Returns the confidences of rows at layers, (measures, layers, rows), by measures that are made of states."""
-        measured = np.zeros((len(self._branches.measures), len(layers), len(lanes)), np.float32)
+    def _measured(self, layers: range, branches: np.ndarray, below: np.ndarray) -> np.ndarray:
+        """Returns the confidences of rows at layers, (measures, layers, rows), by measures of states."""
+        measured = np.zeros((len(self._branch_rules.measures), len(layers), len(branches)), np.float32)
         for index, of_states in self._of_states.items():
             if of_states:
-                made = library.measure_states(of_states, layers, states=self._states, below=below, lanes=lanes)
+                made = library.measure_states(of_states, layers, states=self._states, below=below, branches=branches)
                 is_native = self._native_measures[index] is not None
-                measured[index] = made if is_native else _quietly(self._branches.measures[index].confidence, made)
+                measured[index] = made if is_native else _quietly(self._branch_rules.measures[index].confidence, made)
                 continue
-            outputs = self._states[layers.start : layers.stop, lanes]
+            outputs = self._states[layers.start : layers.stop, branches]
             inputs = np.concatenate([self._states[layers.start - 1, below][None], outputs[:-1]])
             for of_layer, *each in zip(measured[index], layers, outputs, inputs, strict=True):
                 of_layer[:] = self._measured_by_xla(index, *each)
         return measured
 
     def _measured_by_xla(self, index: int, layer: int, outputs: np.ndarray, inputs: np.ndarray) -> np.ndarray:
-        """Returns the confidences of a measure that native code does not know, which is written for JAX."""
-        name = self._branches.rules[index].confidence
+        """Returns the confidences of a measure that native code does not have, computed by XLA."""
+        name = self._branch_rules.rules[index].confidence
         measured = np.empty(len(outputs), np.float32)
         for part in parts_of(len(outputs), self._rows):
             output, below = (_padded(states[part], self._rows) for states in (outputs, inputs))
@@ -314,33 +314,33 @@ class NativeEngine:
         return measured
 
     def _confidences(self, index: int, tokens: np.ndarray, facts: np.ndarray) -> np.ndarray:
-        """Returns the confidences that a measure of logits makes of what `_summarised` returns."""
+        """Returns the confidences by a measure of logits, given the results of `_summarised`."""
         native = self._native_measures[index]
         if native is not None:
-            is_first = index == self._branches.indices(Need.LOGITS)[0]
+            is_first = index == self._branch_rules.indices(Need.LOGITS)[0]
             return facts[4] if is_first else library.measure_facts(native, facts)
-        of_summary = self._branches.measures[index].of_summary
+        of_summary = self._branch_rules.measures[index].of_summary
         assert of_summary is not None, "see `decides_natively`"
         largest, second, total, weighted, _ = cast("tuple[Any, ...]", facts)
         summary = Summary(largest, cast("Any", tokens), second, total, weighted)
         return _quietly(of_summary, summary, self._model.config.vocab_size)
 
-    def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
-        """Gives nodes of the layers that tokens skipped what these make of states."""
+    def keep_skipped(self, layers: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
+        """Computes keys and values of skipped layers from states, and stores them at nodes."""
         self._stack.keep_skipped(
             range(1, len(self._cache)),
             capacity=self._slots.tree.capacity,
             states=self._states,
-            which=self._where(layers, lanes),
+            which=self._where(layers, branches),
             nodes=nodes,
-            lanes=lanes,
+            branches=branches,
         )
 
-    def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
-        """Gives them what the layer of each state has kept itself."""
-        newest = self._slots.tree.newest(layers, lanes)
+    def copy_skipped(self, layers: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
+        """Copies the keys and values of each state's exit layer to nodes of skipped layers."""
+        newest = self._slots.tree.newest(layers, branches)
         for kept in zip(*self._cache, strict=True):
-            made = np.empty((len(lanes), kept[0].shape[1]), np.float32)
+            made = np.empty((len(branches), kept[0].shape[1]), np.float32)
             for layer in np.unique(layers).tolist():
                 made[layers == layer] = kept[layer - 1][newest[layers == layer]]
             for index, store in enumerate(kept[1:]):
@@ -348,30 +348,30 @@ class NativeEngine:
                 store[nodes[index, is_skipped]] = made[is_skipped]
 
     def run_on_padding(self) -> None:
-        """Compiles whatever prompts may need of XLA: confidences, and other heads than native ones."""
+        """Compiles everything that XLA computes for prompts: confidences, and heads that are not native."""
         if not self._decides_natively:
             self._heads.run_on_padding(self._look_up)
         for index, of_states in self._of_states.items():
             if not of_states:
                 self._measured_by_xla(index, 1, *np.zeros((2, 1, self._states.shape[2]), np.float32))
 
-    def _where(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Returns where states stand among those of all layers."""
-        where: np.ndarray = layers.astype(np.int64) * self._states.shape[1] + lanes
+    def _where(self, layers: np.ndarray, branches: np.ndarray) -> np.ndarray:
+        """Returns the flat indices of states in the buffer of all layers."""
+        where: np.ndarray = layers.astype(np.int64) * self._states.shape[1] + branches
         return where
 
 
 def _padded(states: np.ndarray, size: int) -> np.ndarray:
-    """Returns states, (rows, width), with rows of 0 behind them up to a size."""
+    """Returns states, (rows, width), padded with rows of 0 up to a size."""
     longer = np.zeros((size, states.shape[1]), np.float32)
     longer[: len(states)] = states
     return longer
 
 
 def _quietly(confidence: Callable[..., Any], *arguments: Any) -> np.ndarray:
-    """Returns the confidences that a user's function makes of rows, by whatever library.
+    """Returns the confidences by a user's function, which may use any library.
 
-    Some may be no numbers: whoever asks looks for that.
+    The result may contain NaN; callers check.
     """
     with np.errstate(all="ignore"):
         return np.asarray(confidence(*arguments))

@@ -1,13 +1,13 @@
 """The decoder: prompts in; tokens, exit layers and confidences out, by every branch of each prompt.
 
-A sweep is a decoder with a branch for every threshold. What serves is one with a single branch, whose requests may
+A sweep is a decoder with a branch for every threshold. A serving decoder has a single branch, and its requests may
 name other thresholds: prompts in one batch then exit at their own.
 
-Prompts are spread over groups of devices, each with a decoder that runs a layer once for all that need it: branches
-of a prompt, and many prompts. Prompts occupy the slots of a batch, and all of them take one step at a time. At each
-layer, the groups of branches that are in one state (see `kv_cache`) are packed into rows, whichever prompt they
-belong to; branches that exit leave, and the others go on to the next layer. Logits are made only where a branch has
-to decide. A slot whose branches have all ended is given the next prompt.
+Prompts are spread over groups of devices. Each group has a decoder that runs a layer once for everything that needs
+it: branches of a prompt, and many prompts. Prompts occupy the slots of a batch, and all of them take one step at a
+time. At each layer, the groups of branches that share a state (see `kv_cache`) are packed into rows, from any prompt;
+branches that exit drop out, and the others go on to the next layer. Logits are computed only where a branch has to
+decide. A slot whose branches have all ended takes the next prompt.
 """
 
 import collections
@@ -41,16 +41,16 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class GroupDecoder:
-    """Decodes prompts, each in all of its lanes, sharing the work of lanes that are in the same state.
+    """Decodes prompts, each in all of its branches, sharing the work of branches that are in the same state.
 
     Attributes:
-      work: What has been decoded so far, counted.
+      work: Counts of the work so far.
     """
 
     def __init__(
         self,
         model: EarlyExitModel,
-        branches: Branches,
+        branch_rules: Branches,
         *,
         weights: Weights,
         thresholds: np.ndarray,
@@ -61,36 +61,36 @@ class GroupDecoder:
 
         Args:
           model: The network.
-          branches: How exits of each lane are decided.
-          weights: Of the model, on the group.
-          thresholds: float32, shape (steps, lanes). Those of requests that name no others.
+          branch_rules: How exits of each branch are decided.
+          weights: The model's weights, on the group.
+          thresholds: float32, shape (steps, branches). Default for requests that name no others.
           max_input_length: Most tokens of a prompt.
-          budget: What it may hold at a time. If the device has no room for that, it is halved.
+          budget: How many prompts and cached tokens fit at a time. It is halved whenever the device runs out of memory.
         """
-        self._model, self._branches, self._weights, self._thresholds = model, branches, weights, thresholds
+        self._model, self._branch_rules, self._weights, self._thresholds = model, branch_rules, weights, thresholds
         self._max_input_length = max_input_length
         self._budget = budget
         self.work = Work()
 
     @property
     def slots(self) -> int:
-        """Most prompts that are decoded side by side."""
+        """Most prompts that are decoded at the same time."""
         return self._budget.slots
 
     def open_batch(self) -> Batch:
         """Returns a batch for prompts that are not known yet, with room for every width that they may have.
 
-        It holds no more than have room to the end, so that none has to give way.
+        It admits only as many prompts as fit without preemption.
         """
-        steps, lanes = self._thresholds.shape
-        room = (self._budget.tokens - self._source_tokens()) // (steps * lanes)
+        steps, num_branches = self._thresholds.shape
+        room = (self._budget.tokens - self._source_tokens()) // (steps * num_branches)
         budget = dataclasses.replace(self._budget, slots=min(self.slots, max(1, room)))
         widths = {width: range(budget.slots) for width in widths_up_to(self._max_input_length)}
         counts = dict.fromkeys(joined_widths(widths, tokens=self._source_tokens()), budget.slots)
         return self._batch(budget, counts, admits_few=True)
 
     def decode(self, requests: Sequence[Request]) -> Iterator[tuple[Request, PromptResult]]:
-        """Yields every request, which must be distinct, with its outputs, in the order in which they end.
+        """Yields every request with its outputs, in the order in which they end; the requests must be distinct.
 
         Raises:
           ValueError: If a prompt is empty or too long.
@@ -127,7 +127,7 @@ class GroupDecoder:
         members_by_width = joined_widths(members_by_width, tokens=self._source_tokens())
         counts = {width: len(members) for width, members in members_by_width.items()}
         batch = self._batch(self._budget, counts, prefixes=self._prefixes(requests, members_by_width))
-        # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
+        # Long prompts tend to have long outputs: started first, they do not run alone at the end.
         waiting = {
             width: collections.deque(
                 sorted((requests[index] for index in members), key=lambda request: -len(request.ids))
@@ -147,7 +147,7 @@ class GroupDecoder:
     def _prefixes(
         self, requests: Sequence[Request], members_by_width: dict[int, list[int]]
     ) -> dict[int, Sequence[int]]:
-        """Returns by width what all prompts begin with, where it pays to go through it once."""
+        """Returns by width the common prefix of its prompts, where prefilling it once pays."""
         if not architecture_of(self._model.config).shares_prefixes:
             return {}
         found = {
@@ -157,8 +157,8 @@ class GroupDecoder:
         return {width: prefix for width, prefix in found.items() if prefix}
 
     def _source_tokens(self) -> int:
-        steps, lanes = self._thresholds.shape
-        return self._budget.source_tokens(steps * lanes)
+        steps, num_branches = self._thresholds.shape
+        return self._budget.source_tokens(steps * num_branches)
 
     def _batch(
         self,
@@ -171,7 +171,7 @@ class GroupDecoder:
         with self._weights.group.running():
             return Batch(
                 self._model,
-                self._branches,
+                self._branch_rules,
                 weights=self._weights,
                 thresholds=self._thresholds,
                 budget=budget,
@@ -188,12 +188,12 @@ def decode_on_devices(decoders: Sequence[GroupDecoder], requests: Sequence[Reque
     """Yields every request with its outputs, in the order in which they end.
 
     Args:
-      decoders: Each with devices and a model of its own.
-      requests: Distinct ones. Dealt out by length, so that no decoder gets all the long ones.
+      decoders: One per device group, each with its own copy of the model.
+      requests: Distinct requests. They are dealt out by length, so that no decoder gets all the long ones.
 
     Raises:
-      Exception: What a decoder raises, once the others have stopped, which they do at their next result. The devices
-        are free by then, so that the caller can decode again.
+      Exception: The error of a decoder, raised once the others have stopped at their next result. The devices are free
+        by then, so that the caller can decode again.
     """
     if len(decoders) == 1:
         yield from decoders[0].decode(requests)
@@ -215,9 +215,9 @@ def decode_on_devices(decoders: Sequence[GroupDecoder], requests: Sequence[Reque
 
 
 class _Results:
-    """Hands results from the threads of the devices to the one that reads them.
+    """Passes results from the threads of the devices to the thread that reads them.
 
-    A device runs ahead of its reader by one result at most, so that results do not pile up.
+    A device runs ahead of the reader by at most one result, so that results do not pile up.
     """
 
     def __init__(self, *, senders: int) -> None:
@@ -227,7 +227,7 @@ class _Results:
         self._is_abandoned = threading.Event()
 
     def send(self, item: _Ended | BaseException | None) -> bool:
-        """Waits for room, and returns whether the item was taken: nobody reads it once results are abandoned."""
+        """Waits for room, and returns whether the item was queued; nothing is queued once results are abandoned."""
         while not self._is_abandoned.is_set():
             try:
                 self._items.put(item, timeout=0.1)
@@ -254,7 +254,7 @@ class _Results:
 
 
 def _run_decoder(decoder: GroupDecoder, requests: Sequence[Request], results: _Results) -> None:
-    """Sends the requests with their outputs, and then None; or what went wrong."""
+    """Sends the requests with their outputs, and then None; or sends the exception."""
     try:
         for ended in decoder.decode(requests):
             if not results.send(ended):
@@ -267,12 +267,12 @@ def _run_decoder(decoder: GroupDecoder, requests: Sequence[Request], results: _R
 class Decoder:
     """Decodes prompts, each by some branches; neither prompts nor branches ever influence each other.
 
-    Branches of a prompt share the work that they have in common, and so do prompts: a layer is run for all that need
-    it. A prompt's numbers are the same to the bit whatever is run beside it; docs/guarantee.md has the exceptions. Of
-    the threads that share a decoder, one may decode at a time.
+    Branches of a prompt share the work that they have in common, and prompts share layer runs: a layer is run for all
+    that need it. Decoding is batch-invariant: a prompt gives the same bits in any batch; docs/guarantee.md has the
+    exceptions. Threads may share a decoder, but only one of them may decode at a time.
 
     Attributes:
-      engine: What computes.
+      engine: The engine that computes.
     """
 
     def __init__(
@@ -293,25 +293,25 @@ class Decoder:
 
         Args:
           checkpoint: The model.
-          branches: At least one: by which every prompt is decoded. Requests may name other thresholds.
+          branches: Branches by which every prompt is decoded, at least one. Requests may name other thresholds.
           max_input_length: Most tokens of a prompt.
-          batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
-          max_cache_tokens: Most positions whose keys and values are held at a time, those of the sources included; None
-            for a share of the device's memory.
-          exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
-            at near ties. Where several measures are made of logits, the exact one decides.
-          engine: One of `engine_choice.ENGINE_CHOICES`: what computes rows. Engines round otherwise.
-          precision: In which numbers the model computes.
-          devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
+          batch_size: Most prompts decoded at the same time; None to choose by memory and speed.
+          max_cache_tokens: Most positions in the KV cache at a time, those of the sources included; None for a share of
+            the device's memory.
+          exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers depend on it only at
+            near ties. Where several measures use logits, the exact head decides.
+          engine: The engine that computes rows, one of `engine_choice.ENGINE_CHOICES`. Engines round differently.
+          precision: Precision in which the model computes.
+          devices: Devices of JAX's default platform, each with a copy of the model; None for all of this process.
           model_parallelism: Devices that share one model, each with a part of its heads, feed-forward layers and
             vocabulary; the number of devices must be a multiple of it.
 
         Raises:
           ValueError: If a rule does not fit the model (no exit classifier, `min_exit_layer` too high), branches cannot
             share their work (`Branches.of` says which can), a number is below 1, the model has too few positions, the
-            budget has no room for one prompt, a device is of another platform, or the devices cannot share the model
-            so.
-          UsageError: If `engine` is `native` and native code cannot do it.
+            budget has no room for one prompt, a device is of another platform, or the model cannot be divided among so
+            many devices.
+          UsageError: If `engine` is `native` and native code cannot decode this model here.
         """
         config, steps = checkpoint.config, len(branches[0].thresholds)
         check_sizes(
@@ -324,17 +324,17 @@ class Decoder:
         for rule in dict.fromkeys(branch.rule for branch in branches):
             rule.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
         self._rules = [branch.rule for branch in branches]
-        self._branches = Branches.of(self._rules, layers=config.num_decoder_layers)
-        # [steps, lanes]
+        self._branch_rules = Branches.of(self._rules, layers=config.num_decoder_layers)
+        # [steps, branches]
         self._thresholds = np.stack([branch.thresholds for branch in branches], axis=1)
         groups = device_groups(config, model_parallelism=model_parallelism, devices=devices)
-        by_logits = self._branches.indices(Need.LOGITS)
+        by_logits = self._branch_rules.indices(Need.LOGITS)
         self.engine = chosen_engine(
             engine,
-            # A certified head proves intervals of one measure.
+            # A certified head proves intervals for one measure only.
             exit_head if len(by_logits) < 2 else "exact",
             config=config,
-            rule=self._branches.rules[by_logits[0] if by_logits else 0],
+            rule=self._branch_rules.rules[by_logits[0] if by_logits else 0],
             precision=precision,
             machine=Machine.of(groups[0].devices[0]),
             model_parallelism=model_parallelism,
@@ -343,12 +343,12 @@ class Decoder:
         self._decoders: list[GroupDecoder] = []
         for group in groups:
             check_devices(config, group, precision)
-            # Before the budget: what is free is what the weights leave.
+            # Place the weights before choosing the budget, which divides the memory that they leave free.
             on_group = placed(checkpoint, group, precision)
             budget = choose_budget(
                 config,
                 group,
-                lanes=len(branches),
+                num_branches=len(branches),
                 steps=steps,
                 source=max_input_length,
                 batch_size=batch_size,
@@ -357,12 +357,12 @@ class Decoder:
             )
             with group.running():
                 weights = Weights(
-                    on_group, model, group, steps=steps, measures=self._branches.measures, engine=self.engine
+                    on_group, model, group, steps=steps, measures=self._branch_rules.measures, engine=self.engine
                 )
             self._decoders.append(
                 GroupDecoder(
                     model,
-                    self._branches,
+                    self._branch_rules,
                     weights=weights,
                     thresholds=self._thresholds,
                     max_input_length=max_input_length,
@@ -372,39 +372,39 @@ class Decoder:
 
     @property
     def work(self) -> Work:
-        """What has been decoded so far, counted."""
+        """Counts of the work so far."""
         return sum((decoder.work for decoder in self._decoders), Work())
 
     @property
     def slots(self) -> int:
-        """Most prompts that are decoded side by side, on all devices together."""
+        """Most prompts that are decoded at the same time, on all devices together."""
         return sum(decoder.slots for decoder in self._decoders)
 
     def decode(self, prompts: Sequence[Request | Sequence[int]]) -> Iterator[tuple[int, PromptResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end.
 
         Args:
-          prompts: Requests, or token ids alone, which are decoded by the decoder's own branches.
+          prompts: Requests, or plain token ids, which are decoded by the decoder's own branches.
 
         Raises:
           ValueError: If a prompt is empty or too long, or the branches of a request have other rules or steps than the
             decoder's.
         """
-        # One that is given twice is decoded twice.
+        # A prompt that is given twice is decoded twice.
         index_of = {self._request(prompt): index for index, prompt in enumerate(prompts)}
         for request, result in decode_on_devices(self._decoders, list(index_of)):
             find = functools.partial(self._near_ties, request)
             yield index_of[request], dataclasses.replace(result, find_near_ties=find)
 
     def open_batch(self) -> Batch:
-        """Returns a batch for prompts that come while others are decoded, on the first group of devices."""
+        """Returns a batch, on the first group of devices, for prompts that arrive while others are decoded."""
         return self._decoders[0].open_batch()
 
     def _near_ties(self, request: Request, result: PromptResult) -> NearTies | None:
-        return near_ties_of(result, self._branches, thresholds=request.thresholds(self._thresholds))
+        return near_ties_of(result, self._branch_rules, thresholds=request.thresholds(self._thresholds))
 
     def _request(self, prompt: Request | Sequence[int]) -> Request:
-        """Returns a request of its own for a prompt."""
+        """Returns a new request for a prompt."""
         if not isinstance(prompt, Request):
             return Request(prompt)
         if prompt.branches is not None:
@@ -414,4 +414,4 @@ class Decoder:
                     "the branches of a request must have the exit rules of the decoder's, in their order, and as many "
                     f"steps ({len(self._thresholds)})."
                 )
-        return dataclasses.replace(prompt, known=None if self._branches.decides_after_last_layer else prompt.known)
+        return dataclasses.replace(prompt, known=None if self._branch_rules.decides_after_last_layer else prompt.known)

@@ -1,7 +1,7 @@
-"""Devices that share one model, and how its weights come to them.
+"""Groups of devices that share one model, and the placement of its weights on them.
 
-A group of one device holds a model as it always was. In a larger one each device has a part (`model/sharding.py`); XLA
-divides the work by where the weights are, and adds up what the parts give.
+A group of one device holds the whole model. In a larger group each device has a part (`model/sharding.py`); XLA divides
+the work by where the weights are, and adds up the partial results.
 """
 
 import contextlib
@@ -42,15 +42,15 @@ class DeviceGroup:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the device that JAX computes on if nobody says anything."""
+        """Whether the group is JAX's default device."""
         return self.devices == tuple(jax.local_devices()[:1])
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Has JAX compute on the group within the block.
+        """Makes JAX compute on the group within the block.
 
-        Threads take turns with a group of several devices: programs that exchange numbers must begin in one order on
-        all of them.
+        Threads take turns on a group of several devices: programs that communicate must start in the same order on all
+        of them.
         """
         if self._mesh is not None:
             with self._lock, jax.set_mesh(self._mesh):
@@ -62,12 +62,12 @@ class DeviceGroup:
                 yield
 
     def place(self, name: str, array: Array | jax.Array, precision: Precision = FLOAT32) -> jax.Array:
-        """Returns an array on the group; of one that is stored, each device's part is read by itself.
+        """Returns an array on the group; of a stored array, each device's part is read separately.
 
         Args:
-          name: Of the parameter.
+          name: The parameter's name.
           array: Its values.
-          precision: Decides the type that it comes in.
+          precision: Decides the array's type.
         """
         if isinstance(array, StoredArray):
             return self._read(name, array, precision)
@@ -85,19 +85,19 @@ class DeviceGroup:
     def _read(self, name: str, array: StoredArray, precision: Precision) -> jax.Array:
         axis, parts = self.division.axis(name, array.ndim), self.division.parts
         if axis is None or not array.divides(axis, parts):
-            # Until it is there, the host holds it.
+            # The host holds the array until it is on the group.
             read: jax.Array = jax.block_until_ready(self.place(name, np.asarray(array), precision))
             return read
         size = array.shape[axis] // parts
         shards = []
         for part, device in enumerate(self.devices):
             values = array[(slice(None),) * axis + (slice(part * size, (part + 1) * size),)]
-            # One after the other, so that the host holds no more than one.
+            # One part after the other, so that the host holds no more than one.
             shards.append(jax.block_until_ready(jax.device_put(held(name, values, precision), device)))
         return jax.make_array_from_single_device_arrays(array.shape, self._sharding(axis), shards)
 
     def _sharding(self, axis: int | None) -> NamedSharding:
-        """Returns the layout of an array whose axis is divided; of one that all devices have whole, for None."""
+        """Returns the layout of an array that is divided along an axis; None for one that every device has whole."""
         assert self._mesh is not None
         spec = PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, PARTS)
         return NamedSharding(self._mesh, spec)
@@ -105,22 +105,22 @@ class DeviceGroup:
 
 @functools.cache
 def _lock_of(devices: tuple[jax.Device, ...]) -> "threading.RLock":
-    """Returns the one lock of some devices, whoever uses them."""
+    """Returns the lock of some devices, one for all their users."""
     return threading.RLock()
 
 
 def device_groups(
     config: ModelConfig, *, model_parallelism: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> list[DeviceGroup]:
-    """Returns the devices of this process in groups of which each holds a model.
+    """Returns the devices of this process in groups, each of which holds a copy of the model.
 
     Args:
       config: Sizes of the model.
       model_parallelism: Devices of a group.
-      devices: Of JAX's default platform; None for all of this process.
+      devices: Devices of JAX's default platform; None for all of this process.
 
     Raises:
-      UsageError: If the model cannot be divided so, or devices would be left over.
+      UsageError: If the model cannot be divided into so many parts, or devices would be left over.
       ValueError: If a device is of another platform.
     """
     found = list(devices or jax.local_devices())
@@ -142,16 +142,16 @@ def device_groups(
 
 
 def placed(checkpoint: Checkpoint, group: DeviceGroup, precision: Precision = FLOAT32) -> Checkpoint:
-    """Returns the model with its weights on a group's devices, as a precision has them, read array by array.
+    """Returns the model with its weights on a group's devices, in the type of a precision, read array by array.
 
     Raises:
-      CheckpointError: If they cannot be read, or the files of the model have changed since it was loaded.
+      CheckpointError: If the weights cannot be read, or the model's files have changed since it was loaded.
     """
     checkpoint.check_rounding(precision)
     arrays: Any = {name: group.place(name, array, precision) for name, array in sorted(checkpoint.arrays.items())}
     checkpoint.check_unchanged()
     if precision.dtype != "float32":
-        # What is rounded has another fingerprint than the model.
+        # Rounded weights would have another fingerprint than the model: keep the model's.
         return dataclasses.replace(checkpoint, arrays=arrays, rounded=(precision, checkpoint.fingerprint()))
     if isinstance(checkpoint.arrays, StoredArrays):
         arrays = checkpoint.arrays.moved(arrays)

@@ -1,8 +1,8 @@
-"""Decoding at one threshold, as it is served: a layer that no row needs is not run.
+"""Decoding of single prompts at one threshold, in a loop on the device: a layer that no row needs is not run.
 
-The outputs are those of the sweep's lane at that threshold. What differs is what is computed: a step goes up the layers
-only as far as its least confident row, and there makes the keys and values that the layers above keep of the token.
-Rows leave each at a layer of their own; one that has left keeps its state while others go on.
+The outputs are those of the sweep's branch at that threshold, with less computation: a step runs the layers only up to
+the exit of its least confident row, and from there fills the KV cache of the layers above. Each row exits at its own
+layer; a row that has exited keeps its state while others go on.
 """
 
 import copy
@@ -38,11 +38,11 @@ from .settings import check_sizes
 class EarlyExitDecoder:
     """Decodes prompts at one threshold, skipping the layers above the exit.
 
-    Compiles once for every width that prompts are padded to; decoders of the same model and rule share that, whatever
-    their thresholds. Nothing is changed after construction, so threads may share a decoder.
+    Compiles once for every padded width; decoders of the same model and rule share the compiled code at any
+    thresholds. A decoder does not change after construction, so threads may share it.
 
     Attributes:
-      engine: What computes: XLA, and native code the head where it may.
+      engine: The engine that computes: XLA, with a native head where `engine` allows it.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class EarlyExitDecoder:
           checkpoint: The model.
           branch: How exits are decided, and at which threshold of every step.
           max_input_length: Most tokens of a prompt.
-          batch_size: Prompts decoded together. A layer runs as long as one of them needs it: meant for 1 to 8.
-          exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
-            at near ties.
-          engine: One of `engine_choice.ENGINE_CHOICES`. XLA runs the layers, and decides by the head with `xla`.
-          precision: In which numbers the model computes.
+          batch_size: Prompts decoded together, meant for 1 to 8: a layer runs as long as one of them needs it.
+          exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers depend on it only at
+            near ties.
+          engine: One of `engine_choice.ENGINE_CHOICES`. XLA always runs the layers; with `xla`, it runs the head too.
+          precision: Precision in which the model computes.
           model_parallelism: Devices that share the model, the first of this process.
 
         Raises:
           ValueError: If the rule needs the full model at every token or does not fit the model (no exit classifier,
-            `min_exit_layer` too high), or a number is below 1; or if devices cannot share the model.
+            `min_exit_layer` too high), a number is below 1, or the devices cannot share the model.
         """
         num_layers, rule, max_decode_length = checkpoint.config.num_decoder_layers, branch.rule, len(branch.thresholds)
         rule.check_served()
@@ -108,14 +108,14 @@ class EarlyExitDecoder:
             )
 
     def at(self, branch: Branch) -> Self:
-        """Returns the decoder by another branch of the same rule and length, with the same weights and form of head."""
+        """Returns a decoder with the same weights and head for another branch of the same rule and length."""
         assert (branch.rule, len(branch.thresholds)) == (self._branch.rule, len(self._branch.thresholds))
         other = copy.copy(self)
         other._branch, other._certain_exit = branch, _certain_exit(branch, self._model.config.num_decoder_layers)
         return other
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, BranchResult]]:
-        """Yields the output of every prompt, with its index: shorter widths first, then in the order given.
+        """Yields the output of every prompt with its index, narrower widths first, else in the order given.
 
         Args:
           prompts: Token ids of each prompt, 1 to `max_input_length` of them.
@@ -153,7 +153,7 @@ class PaddedPrompts(NamedTuple):
 
     Attributes:
       tokens: shape (rows, width), 0-padded.
-      lengths: shape (rows,). Tokens of each prompt; rows of none get no output.
+      lengths: shape (rows,). Tokens of each prompt; rows with 0 tokens get no output.
       first: shape (rows,). The decoder's first inputs.
     """
 
@@ -163,7 +163,7 @@ class PaddedPrompts(NamedTuple):
 
 
 class _NewToken(NamedTuple):
-    """What a step gives, one of each for every row: shape (rows, 1)."""
+    """The results of a step, each of shape (rows, 1)."""
 
     token: jax.Array
     exit_layer: jax.Array
@@ -172,20 +172,20 @@ class _NewToken(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Where the rows of a step stand on their way up.
+    """The rows of a step between two layers.
 
     Attributes:
-      hidden: shape (rows, 1, width). State that each row has, or left with.
+      hidden: shape (rows, 1, width). Current state of each row; the state at its exit once it has exited.
       is_open: shape (rows, 1). Whether the row goes on.
       exit_layer: shape (rows, 1).
-      confidence: shape (rows, 1). Of the highest layer so far at which the row was asked.
-      token: int32, shape (rows, 1). Predicted at that layer, with a measure that asks the head; else None.
-      is_finite: shape (rows, 1). Whether what the head made there is finite; else None.
-      first: shape of `hidden`. State at the first layer that may exit, where it is what is passed on; None below it.
-      earlier: int32, shape (rows, 1, patience - 1). Tokens predicted at the layers below that may exit, the nearest
-        first, with a measure that compares them; else None.
-      copied: Keys and values, each (rows, 1, heads, head_dim), of the highest layer that the row went through, where
-        they are what is passed on; else None.
+      confidence: shape (rows, 1). Confidence at the highest layer so far at which the row was tested.
+      token: int32, shape (rows, 1). Prediction at that layer, with a measure that asks the head; else None.
+      is_finite: shape (rows, 1). Whether the head's results there are finite; else None.
+      first: shape of `hidden`. State at the first exit layer, if skipped layers are filled from it; None below it.
+      earlier: int32, shape (rows, 1, patience - 1). Predictions at the exit layers below, the nearest first, with a
+        measure that compares them; else None.
+      copied: Keys and values, each (rows, 1, heads, head_dim), of the highest layer that ran for the row, if skipped
+        layers copy them; else None.
     """
 
     hidden: jax.Array
@@ -199,8 +199,8 @@ class _Rows(NamedTuple):
     copied: KeysValues | None = None
 
     def for_open(self, new: Any, old: Any) -> Any:
-        """Returns the new arrays, (rows, 1, ...), for rows that are open, and the old ones for those that left."""
-        # Layers only run while some row is open: a single one then is.
+        """Returns the new arrays, (rows, 1, ...), for open rows, and the old ones for rows that have exited."""
+        # Layers only run while some row is open: a single row is therefore open.
         if old is None or self.is_open.size == 1:
             return new
         return jax.tree.map(lambda n, o: jnp.where(self.is_open.reshape(-1, *(1,) * (n.ndim - 1)), n, o), new, old)
@@ -211,13 +211,13 @@ class _Rows(NamedTuple):
 
 
 def _certain_exit(branch: Branch, num_layers: int) -> int | None:
-    """Returns the layer at which every token leaves, where that is known beforehand; else None."""
+    """Returns the layer at which every token exits, if that is known in advance; else None."""
     if np.isposinf(branch.thresholds).all():
         return num_layers
     measure = branch.rule.measure()
     if measure.needs is not Need.LAYER:
         return None
-    # It takes no schedule.
+    # Such a measure takes no schedule, so all steps have the threshold of the first.
     threshold, exit_layers = branch.thresholds[0], branch.rule.exit_layers(num_layers)
     reached = (layer for layer in exit_layers if np.float32(measure.confidence(layer, num_layers)) >= threshold)
     return next(reached, num_layers)
@@ -244,14 +244,14 @@ def _decode(
     thresholds: jax.Array,
     prompts: PaddedPrompts,
 ) -> dict[str, jax.Array]:
-    """Returns the outputs of the prompts, (rows, width), each array of shape (rows, steps) but `is_finite`, (rows, 1).
+    """Returns the outputs of the prompts: arrays of shape (rows, steps), and `is_finite` of shape (rows, 1).
 
     Args:
-      model: Sizes.
+      model: The network.
       rule: How exits are decided.
-      certain_exit: The layer at which every token leaves; None if that depends on the token.
+      certain_exit: The layer at which every token exits; None if that depends on the token.
       parameters: Weights.
-      heads: What certifies decisions, of each layer or of all; None if exact heads decide.
+      heads: Certified heads, one for each layer or one for all; None where exact heads decide.
       thresholds: shape (steps,).
       prompts: The prompts.
     """
@@ -261,7 +261,7 @@ def _decode(
     apply = functools.partial(model.apply, parameters)
     source, source_mask = apply(source_tokens, lengths, method="prefill")
     position_biases = apply(steps, method="decoder_position_biases")
-    # Layers above a certain exit are never run, and nobody reads what they keep.
+    # Layers above a certain exit are never run, and their KV cache is never read.
     depth = certain_exit or config.num_decoder_layers
     shape = rows, 1, config.num_kv_heads, steps, config.head_dim
     empty = divided(jnp.zeros(shape, model.precision.dtype), 2, of=config.num_kv_heads)
@@ -334,12 +334,12 @@ def _decode(
 
 
 def _by_head(keys_values: KeysValues) -> KeysValues:
-    """Returns keys and values, each (rows, 1, heads, head_dim), of which each device has its heads."""
+    """Returns keys and values, each (rows, 1, heads, head_dim), divided among devices by head."""
     return tuple(divided(values, 2, of=values.shape[2]) for values in keys_values)
 
 
 def _put(cached: KeysValues, new: KeysValues, step: Numbers) -> KeysValues:
-    """Returns a layer's cache, (rows, 1, heads, positions, head_dim), with a position's keys and values."""
+    """Returns a layer's cache, (rows, 1, heads, positions, head_dim), with the keys and values of a step written."""
     return tuple(
         divided(jax.lax.dynamic_update_slice(old, values[:, :, :, None], (0, 0, 0, step, 0)), 2, of=old.shape[2])
         for old, values in zip(cached, new, strict=True)
@@ -348,23 +348,24 @@ def _put(cached: KeysValues, new: KeysValues, step: Numbers) -> KeysValues:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Step:
-    """The way of one token of every row up the layers.
+    """One step: the layers, exits and KV cache of one token of every row.
 
     Attributes:
       rule: How exits are decided.
       num_layers: Decoder depth L.
-      precision: Of the model.
-      logits_cap: Of the model, as `decide` takes it.
-      certain_exit: The layer at which every token leaves; None if that depends on the token.
+      precision: The model's precision.
+      logits_cap: The model's cap on logits, as `decide_by_logits` takes it.
+      certain_exit: The layer at which every token exits; None if that depends on the token.
       apply: Calls a method of the model.
-      heads: What certifies decisions, of each layer or of all; None if exact heads decide.
-      predicts_at_exit: Whether rows get their tokens as they leave, each from the head of its layer, and not together.
+      heads: Certified heads, one for each layer or one for all; None where exact heads decide.
+      predicts_at_exit: Whether each row's token comes from the head of its exit layer as it exits, instead of from one
+        call for all rows at the end.
       source: Every layer's keys and values of the source.
       source_biases: Each of shape (rows, 1, 1, source); one for every layer, or one for all.
-      cache: Keys and values of the earlier tokens, of the layers that may run.
+      cache: KV cache of the earlier tokens, of the layers that may run.
       position: Number of this token, from 0, and lengths of the prompts.
       self_biases: Each of shape (1, 1, heads, 1, positions); one for every layer, or one for all.
-      threshold: Of this step.
+      threshold: Exit threshold of this step.
     """
 
     rule: ExitRule
@@ -387,10 +388,10 @@ class _Step:
         return self.rule.propagation().passed_on
 
     def climb(self, rows: _Rows) -> tuple[_NewToken, list[KeysValues]]:
-        """Returns how the token comes out, and what each layer that may run keeps of it.
+        """Returns the new tokens, and their keys and values of each layer that may run.
 
-        What lies between two exits is run inside a conditional, and what is passed on is kept in its other branch: each
-        is compiled once. A conditional has small results only: caches are written outside, so that they need not be
+        The layers between two exits run inside a conditional, whose other branch fills their cache instead: each is
+        compiled once. The conditional has small results only: caches are written outside, so that they need not be
         copied through it.
         """
         exits = self.rule.exit_layers(self.num_layers) if self.certain_exit is None else [self.certain_exit]
@@ -402,22 +403,22 @@ class _Step:
                 rows, made = jax.lax.cond(jnp.any(rows.is_open), run, functools.partial(self._pass_by, layers), rows)
             else:
                 rows, made = run(rows)
-            # Else devices would exchange them, for each to have them whole.
+            # Without this, devices would exchange keys and values until each has them whole.
             kept += map(_by_head, made)
             if self._passed_on is PassedOn.KEYS_VALUES:
-                # Of rows that had left before, it is theirs again. Not a result of the conditional: devices would
-                # exchange it.
+                # Rows that had exited before get their own copy again. It is taken here, not as a result of the
+                # conditional, which devices would exchange.
                 rows = rows._replace(copied=kept[-1])
         return self._new_token(exits[-1], rows), kept
 
     def _run(self, layers: range, rows: _Rows, *, is_first: bool, is_last: bool) -> tuple[_Rows, list[KeysValues]]:
-        """Returns the rows after layers, of which the last lets some out, and what each of these keeps.
+        """Returns the rows after some layers, with exits at the last of them, and the layers' keys and values.
 
         Args:
-          layers: From one exit to the next.
-          rows: Of which at least one goes on.
-          is_first: Whether none may leave below.
-          is_last: Whether all that are left leave.
+          layers: The layers after one exit, up to the next.
+          rows: Rows of which at least one is open.
+          is_first: Whether this is the first exit.
+          is_last: Whether all open rows exit here.
         """
         kept = []
         for layer in layers:
@@ -442,7 +443,7 @@ class _Step:
         return rows._replace(is_open=rows.is_open & ~leaves, copied=None), kept
 
     def _pass_by(self, layers: range, rows: _Rows) -> tuple[_Rows, list[KeysValues]]:
-        """Returns the rows, which have all left, and what layers that they skip keep of them."""
+        """Returns the rows, which have all exited, and the keys and values that fill the layers they skip."""
         if self._passed_on is PassedOn.KEYS_VALUES:
             assert rows.copied is not None
             return rows._replace(copied=None), [rows.copied for _ in layers]
@@ -450,10 +451,10 @@ class _Step:
         return rows, [self._project(states, layer) for layer in layers]
 
     def _keys_values(self, layer: int, rows: _Rows) -> KeysValues:
-        """Returns what a layer that is run keeps: its own of rows that go on, what is passed on of rows that left."""
+        """Returns keys and values for a layer that is run: its own for open rows, propagated ones for exited rows."""
         if self._passed_on is PassedOn.FIRST_STATE and rows.first is not None:
             return self._project(rows.for_open(rows.hidden, rows.first), layer)
-        # With from_exit, the state of a row that has left is that of its exit layer.
+        # With from_exit, the state of an exited row is that of its exit layer.
         own = self._project(rows.hidden, layer)
         if self._passed_on is PassedOn.KEYS_VALUES and rows.copied is not None:
             return tuple(rows.for_open(mine, copied) for mine, copied in zip(own, rows.copied, strict=True))
@@ -464,7 +465,7 @@ class _Step:
         return keys_values
 
     def _with_confidence(self, layer: int, rows: _Rows, below: jax.Array) -> _Rows:
-        """Returns the rows, of which those that are open have been asked for their confidence at this layer."""
+        """Returns the rows with the confidence of the open ones at this layer."""
         measure = self.rule.measure()
         shape = rows.is_open.shape
         match measure.needs:
@@ -485,7 +486,7 @@ class _Step:
                 if earlier is None:
                     earlier = jnp.full((*shape, (self.rule.patience or 1) - 1), -1, jnp.int32)
                 confidence = measure.confidence(token, earlier)
-                # Not `replaced`: what rows that have left predict is not looked at.
+                # Not `replaced`: predictions of exited rows are never read.
                 rows = rows.replaced(token=token, is_finite=is_finite)._replace(
                     earlier=jnp.concatenate([token[..., None], earlier], axis=-1)[..., : earlier.shape[-1]]
                 )
@@ -499,9 +500,9 @@ class _Step:
         """Returns the token that a layer's head predicts, its confidence and whether both are finite, each (rows, 1).
 
         Args:
-          layer: Which layer's.
-          rows: Of which those that are open are asked.
-          threshold: That the confidence must be told from; None if no threshold decides.
+          layer: The layer whose head is asked.
+          rows: Rows, of which the open ones are asked.
+          threshold: The confidence must be certain enough to compare with it; None if no threshold decides.
         """
         measure = self.rule.measure()
         inputs = self.apply(rows.hidden[:, 0], layer, method="head_inputs")
@@ -532,7 +533,7 @@ class _Step:
         return token[:, None], confidence[:, None], is_finite[:, None]
 
     def _with_tokens(self, layer: int, rows: _Rows, *, leaves: jax.Array) -> _Rows:
-        """Returns the rows; those that leave at this layer, (rows, 1), have the token that its head predicts."""
+        """Returns the rows, with the token that this layer's head predicts for those that exit here, (rows, 1)."""
         nothing = jnp.zeros(leaves.shape, jnp.int32), jnp.ones(leaves.shape, bool)
         known = nothing if rows.token is None or rows.is_finite is None else (rows.token, rows.is_finite)
 
@@ -544,10 +545,10 @@ class _Step:
         return rows._replace(token=token, is_finite=is_finite)
 
     def _new_token(self, layer: int, rows: _Rows) -> _NewToken:
-        """Returns what the step gives of rows that have all left, given the highest layer that may run."""
+        """Returns the results of the step once all rows have exited, given the highest layer that may run."""
         token, is_finite = rows.token, rows.is_finite
         if token is None or is_finite is None:
-            # Rows that have left are asked, too: one head is that of all layers.
+            # Ask for all rows, though they have exited: here, all layers share one head.
             token, _, is_finite = self._ask_head(layer, rows._replace(is_open=jnp.ones_like(rows.is_open)))
         return _NewToken(
             token=token,

@@ -1,7 +1,7 @@
 """The engine, which computes the rows of a batch by XLA (`xla/`) or by native code (`cpu.py`), and its results.
 
-Of packed rows, the head or another measure makes decisions; step by step, these become what the branches of a batch
-generate. The work of a sweep is counted in rows that went through the model.
+The engine returns decisions for packed rows, by the head or another measure. Step by step, these become the outputs of
+a batch's branches. The work of a sweep is counted in rows per layer.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ from .kv_cache import Paths, Rows
 
 @dataclasses.dataclass(frozen=True)
 class Decisions:
-    """Decisions of rows, each array of shape (rows,).
+    """Decisions for rows, each array of shape (rows,).
 
     Attributes:
-      tokens: int32.
-      low: float32. The confidence is at least this.
-      high: float32. And at most this; the same number unless a certified head decided.
+      tokens: int32. Predicted tokens.
+      low: float32. Lower bound of the confidence.
+      high: float32. Upper bound of the confidence; equal to `low` unless a certified head decided.
       is_finite: Whether all numbers that were used are finite.
     """
 
@@ -33,33 +33,33 @@ class Decisions:
 
     @classmethod
     def measured(cls, confidences: np.ndarray) -> "Decisions":
-        """Returns decisions by confidences that need no logits, for token 0."""
+        """Returns decisions with token 0, by confidences that need no logits."""
         tokens, is_finite = np.zeros(len(confidences), np.int32), np.isfinite(confidences)
         return cls(tokens, low=confidences, high=confidences, is_finite=is_finite)
 
     @classmethod
     def exact(cls, tokens: np.ndarray, *, confidences: np.ndarray, is_finite: np.ndarray) -> "Decisions":
-        """Returns decisions by confidences that are known."""
+        """Returns decisions with exactly known confidences."""
         return cls(tokens, low=confidences.copy(), high=confidences.copy(), is_finite=is_finite)
 
     @property
     def confidences(self) -> np.ndarray:
-        """The middle of every interval; the confidence itself where that is known."""
-        # Halves of what is finite: a sum could overflow, and -inf stays what it is.
+        """The middle of every interval; the confidence itself where it is known exactly."""
+        # Add halves: a sum of finite numbers could overflow, and -inf must stay -inf.
         return self.low / 2 + self.high / 2
 
     @classmethod
     def none(cls, rows: int, *, confidence: float) -> "Decisions":
-        """Returns decisions for token 0 with one confidence, to be written over where rows are asked."""
+        """Returns decisions with token 0 and one confidence, to be overwritten where rows are asked."""
         confidences = np.full(rows, confidence, np.float32)
         return cls.exact(np.zeros(rows, np.int32), confidences=confidences, is_finite=np.ones(rows, bool))
 
     def of_rows(self, rows: np.ndarray) -> "Decisions":
-        """Returns the decisions of some rows, or of rows again and again."""
+        """Returns the decisions of the rows at some indices, which may repeat."""
         return Decisions(self.tokens[rows], low=self.low[rows], high=self.high[rows], is_finite=self.is_finite[rows])
 
     def among(self, rows: np.ndarray, count: int) -> "Decisions":
-        """Returns decisions of so many rows: these of some of them, ascending, and nothing of others (-inf)."""
+        """Returns decisions for `count` rows: these at the given rows, ascending, and confidence -inf elsewhere."""
         if len(rows) == count:
             return self
         of_all = Decisions.none(count, confidence=-np.inf)
@@ -72,13 +72,13 @@ class Decisions:
             getattr(self, name)[rows] = getattr(decisions, name)
 
 
-# What is kept of every step, of a lane and of a known output alike.
+# Fields that are stored for every step, in outputs of branches and in known outputs alike.
 _KEPT = ("tokens", "exit_layers", "confidences", "max_rejected_confidence")
 
 
 @dataclasses.dataclass(frozen=True)
 class StepOutputs:
-    """What one step gave every lane; each of shape (slots, lanes), 0 where a lane did not take part."""
+    """The results of one step; each of shape (slots, branches), 0 where a branch did not take part."""
 
     tokens: np.ndarray
     exit_layers: np.ndarray
@@ -89,7 +89,7 @@ class StepOutputs:
 
     @classmethod
     def none(cls, shape: tuple[int, int]) -> "StepOutputs":
-        """Returns outputs of lanes that have not taken part yet."""
+        """Returns the outputs of a step in which no branch has taken part yet."""
         return cls(
             tokens=np.zeros(shape, np.int32),
             exit_layers=np.zeros(shape, np.int32),
@@ -98,24 +98,24 @@ class StepOutputs:
             is_finite=np.ones(shape, bool),
         )
 
-    def put(self, lanes: np.ndarray, decided: Decisions, *, layer: int | np.ndarray) -> None:
-        """Writes what is decided of lanes at a layer, or each at its own; both are those of `by_lane`."""
+    def put(self, branches: np.ndarray, decided: Decisions, *, layer: int | np.ndarray) -> None:
+        """Writes the decisions for branches at a layer, or at one layer each; call it on the views of `by_branch`."""
         confidences = decided.confidences
-        self.tokens[lanes] = decided.tokens
-        self.exit_layers[lanes] = layer
-        self.confidences[lanes] = confidences
-        self.is_finite[lanes] = decided.is_finite & np.isfinite(confidences)
+        self.tokens[branches] = decided.tokens
+        self.exit_layers[branches] = layer
+        self.confidences[branches] = confidences
+        self.is_finite[branches] = decided.is_finite & np.isfinite(confidences)
 
     def put_known(self, outputs: "Outputs", step: np.ndarray, *, is_known: np.ndarray) -> None:
-        """Writes what stands in the output of lanes already."""
-        slots, lanes = np.nonzero(is_known)
-        at_step = slots, lanes, step[slots]
+        """Writes the steps of branches whose output has them already."""
+        slots, branches = np.nonzero(is_known)
+        at_step = slots, branches, step[slots]
         for name in _KEPT:
             getattr(self, name)[is_known] = getattr(outputs, name)[at_step]
         self.is_finite[is_known] = True
 
-    def by_lane(self) -> "StepOutputs":
-        """Returns views of the same, each of shape (slots * lanes,)."""
+    def by_branch(self) -> "StepOutputs":
+        """Returns views of the same arrays, each of shape (slots * branches,)."""
         return StepOutputs(
             self.tokens.reshape(-1),
             self.exit_layers.reshape(-1),
@@ -126,13 +126,13 @@ class StepOutputs:
 
 
 class Outputs:
-    """What the lanes of every slot have generated so far; each of shape (slots, lanes, steps)."""
+    """The outputs of every slot's branches so far; each of shape (slots, branches, steps)."""
 
-    def __init__(self, slots: int, lanes: int, *, steps: int) -> None:
-        self.tokens = np.zeros((slots, lanes, steps), np.int32)
-        self.exit_layers = np.zeros((slots, lanes, steps), np.int32)
-        self.confidences = np.zeros((slots, lanes, steps), np.float32)
-        self.max_rejected_confidence = np.zeros((slots, lanes, steps), np.float32)
+    def __init__(self, slots: int, num_branches: int, *, steps: int) -> None:
+        self.tokens = np.zeros((slots, num_branches, steps), np.int32)
+        self.exit_layers = np.zeros((slots, num_branches, steps), np.int32)
+        self.confidences = np.zeros((slots, num_branches, steps), np.float32)
+        self.max_rejected_confidence = np.zeros((slots, num_branches, steps), np.float32)
 
     def clear(self, slots: np.ndarray) -> None:
         """Empties slots."""
@@ -140,7 +140,7 @@ class Outputs:
             getattr(self, name)[slots] = 0
 
     def share(self, slot: int, known: KnownOutput, *, steps: np.ndarray) -> None:
-        """Copies the first steps of a known output to the lanes of a slot, for each lane as many as are given."""
+        """Copies the first steps of a known output to the branches of a slot; `steps` has their number for each."""
         length = len(known.tokens)
         is_shared = np.arange(length) < steps[:, None]
         for name in _KEPT:
@@ -148,14 +148,14 @@ class Outputs:
             shared[:] = np.where(is_shared, getattr(known, name), shared)
 
     def exits_at(self, step: np.ndarray, *, is_known: np.ndarray) -> np.ndarray:
-        """Returns the exit layers that stand in the output of lanes, (slots, lanes), at a step of each slot; else 0."""
+        """Returns the known exit layers of branches, (slots, branches), at a step of each slot; 0 where not known."""
         exits: np.ndarray = np.where(is_known, self.exit_layers[np.arange(len(step)), :, step], 0)
         return exits
 
     def append(self, new: StepOutputs, step: np.ndarray, *, live: np.ndarray) -> None:
-        """Adds what a step gave the live lanes."""
-        slots, lanes = np.nonzero(live)
-        at_step = slots, lanes, step[slots]
+        """Adds the results of a step to the outputs of the live branches."""
+        slots, branches = np.nonzero(live)
+        at_step = slots, branches, step[slots]
         for name in _KEPT:
             getattr(self, name)[at_step] = getattr(new, name)[live]
 
@@ -173,20 +173,21 @@ class Outputs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """Counts of a sweep; those of several are added.
+    """Counts of the work of a sweep; counts of several sweeps are added.
 
     Attributes:
       prompts: Prompts decoded.
-      steps: Steps that prompts were decoded in side by side, whatever their number; 0 where nobody counts them.
+      steps: Steps of a batch, each with any number of prompts; 0 where they are not counted.
       tokens: Tokens of the full model's outputs.
-      layer_rows: Rows that went through a decoder layer. One pass of the full model takes `tokens` times L.
-      ahead_rows: Those of them that went through a layer above the one that their token left at, before that was known.
+      layer_rows: Rows that ran a decoder layer. One pass of the full model takes `tokens` times L.
+      ahead_rows: Rows of `layer_rows` that ran a layer above their token's exit, before the exit was known.
       projection_rows: Rows that were projected onto the vocabulary by the exact head. One pass of the full model takes
         `tokens`.
-      certified_rows: Rows that a certified head was asked about; what it left open is in `projection_rows` too.
-      ahead_decisions: How many of the rows that heads were asked about were such.
-      fill_rows: Keys and values made of propagated states for a layer that was skipped.
-      padded_rows: Rows of padding that went through layers beside `layer_rows`.
+      certified_rows: Rows that a certified head was asked about; rows that it left open also count in
+        `projection_rows`.
+      ahead_decisions: How many of the rows that heads were asked about were above their token's exit.
+      fill_rows: Keys and values computed from propagated states for skipped layers.
+      padded_rows: Padding rows that ran layers, not counted in `layer_rows`.
     """
 
     prompts: int = 0
@@ -224,22 +225,22 @@ _NAMES = tuple(field.name for field in dataclasses.fields(Work))
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slots:
-    """Room for the prompts of a batch, and where they stand; each array of shape (slots,).
+    """The slots of a batch, with the place and length of each prompt; each array of shape (slots,).
 
     Attributes:
-      tree: Their lanes.
-      lanes: How many each has.
+      tree: Paths of the branches.
+      num_branches: Branches of each slot.
       steps: Most tokens of an output.
-      sources: How many places there are for sources, by the width that they are padded to.
-      prefixes: What all prompts of a width begin with, where it is gone through once for all of them.
-      widths: What the prompt of each slot is padded to.
-      places: Where its source stands among those of its width.
+      sources: How many places there are for sources, by padded width.
+      prefixes: By width, the common prefix of its prompts, where it is prefilled once for all of them.
+      widths: Padded width of each slot's prompt.
+      places: Place of its source among the sources of its width.
       lengths: Tokens of the prompt.
     """
 
     tree: Paths
     _: dataclasses.KW_ONLY
-    lanes: int
+    num_branches: int
     steps: int
     sources: Mapping[int, int]
     prefixes: Mapping[int, Sequence[int]]
@@ -248,40 +249,40 @@ class Slots:
     lengths: np.ndarray
 
     @property
-    def num_lanes(self) -> int:
-        """Lanes of all slots together."""
-        return len(self.places) * self.lanes
+    def total_branches(self) -> int:
+        """Branches of all slots together."""
+        return len(self.places) * self.num_branches
 
 
 class RunStep(Protocol):
-    """Takes the rows of prompts that have one lane each through layers until each has left."""
+    """Runs layers for prompts that have one branch each, until every row has exited."""
 
     def __call__(self, rows: Rows, *, thresholds: np.ndarray, known_exits: np.ndarray | None, new: StepOutputs) -> Work:
-        """Writes what a step gives rows to `new`, and returns what was done for it; arguments are those of `Step.run`.
+        """Writes the results of a step to `new`, and returns the work counted; see `Step.run`.
 
         Args:
-          rows: With embeddings in entry 0.
+          rows: Rows whose embeddings are in entry 0.
           thresholds: shape (slots, 1).
-          known_exits: Likewise, or None.
-          new: As of `StepOutputs.none`.
+          known_exits: shape (slots, 1), or None.
+          new: Empty outputs, as `StepOutputs.none` returns them.
         """
 
 
 class Engine(Protocol):
-    """States of every lane after every layer, keys and values of nodes and sources, and what is computed of them.
+    """Holds the states of every branch after every layer, and keys and values of nodes and sources; computes with them.
 
-    States are given by layer and lane: entry 0 is the embedding, a lane is a number in (slots * lanes).
+    States are indexed by layer and branch: entry 0 is the embedding, a branch is a number in (slots * branches).
     """
 
     @property
     def whole_step(self) -> RunStep | None:
-        """What runs a step as one; None where it is run in parts, by `run_layers` and `decide`."""
+        """Runs a whole step in one call; None if a step is run in parts, by `run_layers` and `decide`."""
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
-        """Gives places keys and values of prompts.
+        """Prefills prompts and stores their keys and values at places.
 
         Args:
-          width: Which sources.
+          width: Padded width of the sources.
           source_tokens: int32, shape (rows, encoded width). 0-padded.
           lengths: int32, shape (rows,). Tokens of each prompt.
           places: int32, shape (rows,). Beyond the last for rows of padding.
@@ -290,41 +291,42 @@ class Engine(Protocol):
     def grow(self, added: int) -> None:
         """Adds nodes to the store of every layer."""
 
-    def embed(self, lanes: np.ndarray, tokens: np.ndarray) -> None:
-        """Puts the embeddings of tokens, (rows,), into entry 0."""
+    def embed(self, branches: np.ndarray, tokens: np.ndarray) -> None:
+        """Writes the embeddings of tokens, (rows,), to entry 0."""
 
     def run_layers(self, layers: range, rows: Rows, *, below: np.ndarray) -> tuple[np.ndarray, Work]:
         """Runs layers for rows, one after the other.
 
         Args:
-          layers: Which, ascending without gaps; several only where no two lanes share anything.
-          rows: All that go through them.
-          below: shape (rows,). Where their inputs stand in the entry below the first; each layer leaves its outputs
-            where the next one looks for them.
+          layers: Layers to run, ascending without gaps; several only where no two branches share anything.
+          rows: All rows that run them.
+          below: shape (rows,). Branches of the inputs in the entry below the first layer; each further layer reads the
+            outputs of the layer before.
 
         Returns:
-          float32, shape (measures, layers, rows): confidences by the measures that are made of states, 0 by others; and
-          what was done for it.
+          float32, shape (measures, layers, rows): confidences by the measures of states, 0 by others; and the work
+          counted.
         """
 
-    def decide(self, layers: np.ndarray, lanes: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
-        """Returns what the heads decide of states, and what was asked for it; `compared` as in `HeadDecisions.of`.
+    def decide(self, layers: np.ndarray, branches: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
+        """Returns the heads' decisions for states, and the work counted; `compared` as in `HeadDecisions.of`.
 
-        The decisions differ in their confidences: there is one for each measure of logits, in order, and one of
-        confidence 0 where there is none.
+        There is one `Decisions` for each measure of logits, in order, which differ in their confidences; without such a
+        measure, there is one with confidence 0.
         """
 
-    def keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
-        """Gives nodes of the layers that tokens skipped what these make of states.
+    def keep_skipped(self, layers: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
+        """Computes keys and values of skipped layers from states, and stores them at nodes.
 
         Args:
-          layers: shape (rows,). Of the states.
-          lanes: Likewise.
-          nodes: int32, shape (layers - 1, rows). Of layers 2 to L; beyond the store where a layer was not skipped.
+          layers: shape (rows,). Layers of the states.
+          branches: shape (rows,). Branches of the states.
+          nodes: int32, shape (layers - 1, rows). Nodes of layers 2 to L; beyond the store where a layer was not
+            skipped.
         """
 
-    def copy_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
-        """Gives them what the layer of each state has kept itself, as `keep_skipped` is told."""
+    def copy_skipped(self, layers: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
+        """Copies keys and values of each state's own layer to nodes of skipped layers; arguments as `keep_skipped`."""
 
     def run_on_padding(self) -> None:
-        """Compiles whatever prompts may need: every step is run once, on padding only."""
+        """Compiles everything that prompts may need, by running every step once on padding only."""

@@ -1,9 +1,9 @@
-"""Which engine decodes, and which outputs another engine might have made differently.
+"""The choice of the engine that decodes, and near ties: outputs that another engine might have decided differently.
 
-The choice follows fixed rules of the request, the model and the processor, never a clock or free memory. Engines
-compute the same and round differently, which moves an output now and then. So the engine is recorded, outputs of two
+The choice depends only on the request, the model and the processor, never on a clock or free memory. Engines compute
+the same function and round differently, which changes an output now and then. So the engine is recorded, outputs of two
 engines are never mixed, and serving reports an engine that differs from that of calibration. An output is a near tie
-where some decision was within rounding: another engine, or another batch, might have decided differently.
+if some decision was within rounding: another engine, or another batch, might have decided differently.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from calm_beam.storage.free_memory import has_accelerators
 from .branches import Branches, NearTies, PromptResult
 
 ENGINE_CHOICES = ("auto", *ENGINES)
-"""What `--engine` takes: an engine, or `auto` for native code where the machine has it."""
+"""Values of `--engine`: an engine, or `auto` for native code where the machine has it."""
 
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 _ASKS_JAX = "import jax; device = jax.local_devices()[0]; print('device', device.platform, device.device_kind)"
@@ -38,13 +38,13 @@ _ASKS_JAX = "import jax; device = jax.local_devices()[0]; print('device', device
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What engines a machine has.
+    """The engines that a machine has.
 
     Attributes:
-      platform: Where JAX computes: `cpu`, `gpu` or `tpu`.
-      kind: Of GPUs and TPUs, as JAX names the device; nothing on a CPU.
-      native: Instruction set of its native code; None where there is none.
-      lacks: Why there is none.
+      platform: JAX's platform: `cpu`, `gpu` or `tpu`.
+      kind: JAX's name for the kind of GPU or TPU; empty on a CPU.
+      native: Instruction set of its native code; None if it has none.
+      lacks: The reason why it has no native code; None if it has.
     """
 
     platform: str
@@ -54,12 +54,12 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        """Returns this machine, without initialising JAX: for processes that start workers."""
+        """Returns this machine without initialising JAX, for processes that start workers."""
         return cls._on(*_device_here())
 
     @classmethod
     def of(cls, device: Any) -> "Machine":
-        """Returns the machine of a device of JAX."""
+        """Returns the machine of a JAX device."""
         return cls._on(device.platform, device.device_kind)
 
     @classmethod
@@ -73,13 +73,13 @@ class Machine:
         )
 
     def xla_instructions(self, devices: int = 1) -> str:
-        """Returns what XLA compiles for, as far as numbers depend on it.
+        """Returns the hardware that XLA compiles for, as far as results depend on it.
 
-        That is the platform and, of a CPU, how many numbers it adds at once, since a wider vector adds in another
-        order, and matrix units of bfloat16 round otherwise; else the kind of device, and how many share a model.
+        For a CPU, that is the platform and the widest vector instructions, since a wider vector adds in another order,
+        and matrix units of bfloat16 round differently. Otherwise it is the kind of device, and how many share a model.
 
         Args:
-          devices: That share a model.
+          devices: Devices that share a model.
         """
         made_for = f"cpu {_vectors()}" if self.platform == "cpu" else f"{self.platform} {self.kind}".rstrip()
         return f"{made_for} x {devices}" if devices > 1 else made_for
@@ -99,21 +99,21 @@ def chosen_engine(
     """Returns the engine that decodes.
 
     Args:
-      engine: One of `ENGINE_CHOICES`. `native` and `auto` let native code decide by the head even where XLA runs the
-        layers; `xla` takes no native code at all.
+      engine: One of `ENGINE_CHOICES`. `native` and `auto` let native code run the head even where XLA runs the layers;
+        `xla` uses no native code at all.
       exit_head: One of `EXIT_HEADS`.
-      config: Of the model.
+      config: The model's config.
       rule: How exits are decided.
-      precision: In which numbers the model computes.
-      machine: That decodes. None for others than this one, which may have no native code: `auto` is then `xla`, and no
-        instructions are known.
+      precision: Precision in which the model computes.
+      machine: The machine that decodes. None for machines other than this one, which may have no native code: `auto`
+        is then `xla`, and the instructions are unknown.
       model_parallelism: Devices that share one model.
-      in_loop: Whether it is for single prompts, which XLA decodes in a loop on the device: the same as in a batch, in
-        another order of sums, and so an engine of its own.
+      in_loop: Whether the engine is for single prompts, which XLA decodes in a loop on the device. The loop adds up in
+        another order than a batch, so it counts as an engine of its own.
 
     Raises:
       UsageError: If `engine` is `native`, or `exit_head` is `int8`, and native code cannot do it.
-      ValueError: If a name is none of these, or as `head_form`.
+      ValueError: If a name is none of these, or as `head_form` raises.
     """
     if engine not in ENGINE_CHOICES:
         raise ValueError(f"engine must be one of {', '.join(ENGINE_CHOICES)}; got {engine!r}.")
@@ -147,7 +147,7 @@ def chosen_engine(
 def _why_no_head(
     engine: str, machine: Machine | None, *, config: ModelConfig, is_unknown: bool, model_parallelism: int
 ) -> str | None:
-    """Returns why native code certifies no heads; None where it does."""
+    """Returns the reason why native code certifies no heads; None if it does."""
     if architecture_of(config).logits_cap(config) is not None:
         return "the model caps its logits, and bounds are of logits as the head makes them"
     if model_parallelism > 1:
@@ -164,14 +164,14 @@ def _why_no_head(
 
 
 def asked_like(recorded: EngineRecord | None, *, engine: str, exit_head: str, **given: Any) -> dict[str, Any]:
-    """Returns `engine` and `exit_head` for `chosen_engine`, to decode as was recorded where that can be done.
+    """Returns `engine` and `exit_head` for `chosen_engine`, to decode by the recorded engine where possible.
 
-    Of a certified head by XLA, which earlier versions had, the nearest is the exact one.
+    For a certified head by XLA, which earlier versions had, the nearest is the exact head.
 
     Args:
-      recorded: What a manifest says; None where it says nothing.
-      engine: One of `ENGINE_CHOICES`. Any but `auto` is taken as it is.
-      exit_head: One of `EXIT_HEADS`; likewise.
+      recorded: The engine that a manifest records; None if it records none.
+      engine: One of `ENGINE_CHOICES`. Any but `auto` is returned unchanged.
+      exit_head: One of `EXIT_HEADS`. Any but `auto` is returned unchanged.
       **given: The other arguments of `chosen_engine`.
     """
     asked = {"engine": engine, "exit_head": exit_head}
@@ -180,7 +180,7 @@ def asked_like(recorded: EngineRecord | None, *, engine: str, exit_head: str, **
     is_native = recorded.name == "native" or recorded.head == "uint8"
     nearest = dataclasses.replace(recorded, head="exact") if recorded.is_gone else recorded
     form = {"uint8": "int8"}.get(nearest.head, nearest.head) if exit_head == "auto" else exit_head
-    # Where other machines decode, nothing is native unless it is asked for.
+    # Other machines decode by native code only if that is requested.
     native = "native" if given["machine"] is None and recorded.name == "native" else "auto"
     alike: dict[str, Any] = {"engine": native if is_native else "xla", "exit_head": form}
     try:
@@ -190,11 +190,11 @@ def asked_like(recorded: EngineRecord | None, *, engine: str, exit_head: str, **
 
 
 def check_assigned(found: EngineRecord, assigned: EngineRecord | None) -> None:
-    """Refuses to decode by another engine than the run was started for.
+    """Checks that a worker decodes by the engine that its run was started for.
 
     Args:
-      found: What this worker decodes by.
-      assigned: What the run records; None where it records nothing.
+      found: The engine of this worker.
+      assigned: The engine that the run records; None if it records none.
 
     Raises:
       UsageError: If they differ.
@@ -208,7 +208,7 @@ def check_assigned(found: EngineRecord, assigned: EngineRecord | None) -> None:
 
 
 def slow_arithmetic(precision: Precision, machine: Machine) -> str | None:
-    """Returns a sentence where a processor computes in a type that it has no instructions for; None elsewhere."""
+    """Returns a warning if a processor has no instructions for the precision's type; else None."""
     if precision.dtype != "bfloat16" or machine.platform != "cpu":
         return None
     if _features() & {"avx512_bf16", "amx_bf16", "bf16"}:
@@ -220,9 +220,9 @@ def slow_arithmetic(precision: Precision, machine: Machine) -> str | None:
 
 
 def _device_here() -> tuple[str, str]:
-    """Returns where JAX computes on this machine, and the kind of device.
+    """Returns JAX's platform on this machine, and the kind of device.
 
-    Another process asks it where there may be accelerators.
+    If there may be accelerators, another process asks JAX.
     """
     return _asked_device() if has_accelerators() else ("cpu", "")
 
@@ -235,14 +235,14 @@ def _asked_device() -> tuple[str, str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UsageError(f"JAX cannot say on which devices it computes here ({error}). Set JAX_PLATFORMS.") from error
-    # Other lines may be whatever a plugin has to say.
+    # A plugin may print other lines.
     (said,) = (line for line in done.stdout.splitlines() if line.startswith("device "))
     _, platform, kind = said.split(maxsplit=2)
     return platform, kind
 
 
 def _vectors() -> str:
-    """Returns the widest vector instructions of this processor that change how XLA adds, in its names."""
+    """Returns this processor's widest vector instructions that change how XLA adds, by XLA's names."""
     limit = os.environ.get("XLA_FLAGS", "").partition("--xla_cpu_max_isa=")[2].split()
     if limit:
         return limit[0].lower()
@@ -261,31 +261,31 @@ def _features() -> frozenset[str]:
 
 
 NEARNESS = 1e-5
-"""How near a confidence comes to a threshold, or to 0 where it is the gap of two probabilities, in a near tie.
+"""In a near tie, a confidence is this near to a threshold, or to 0 where it is the gap of two probabilities.
 
 Engines and batches move confidences by about 1e-6 (docs/measurements.md).
 """
 
 
-def near_ties_of(result: PromptResult, branches: Branches, *, thresholds: np.ndarray) -> NearTies | None:
-    """Returns of each branch's output whether it hung on a near tie, or None where that is not seen; None if of none.
+def near_ties_of(result: PromptResult, branch_rules: Branches, *, thresholds: np.ndarray) -> NearTies | None:
+    """Returns for each branch whether its output depended on a near tie, or None where that is not detected.
 
     A decision is a near tie if a confidence that was compared with its threshold, at the exit layer or below, is within
-    `NEARNESS` of it. With the gap of the two largest probabilities as the measure, a token is one if that gap is; with
-    others, ties of logits are not seen.
+    `NEARNESS` of it. If the measure is the gap of the two largest probabilities, a token is one if the gap is within
+    `NEARNESS` of 0; with other measures, ties of logits are not detected. Returns None alone if no branch detects any.
 
     Args:
-      result: Of a prompt.
-      branches: How exits were decided.
-      thresholds: float32, shape (steps, branches); +inf in one of the full model.
+      result: The outputs of a prompt.
+      branch_rules: How exits were decided.
+      thresholds: float32, shape (steps, branches); +inf in a branch of the full model.
     """
-    is_seen = branches.sees_near_ties
+    is_seen = branch_rules.sees_near_ties
     if result.max_rejected_confidence is None or not is_seen.any():
         return None
     at, is_token = thresholds.T, result.exit_layers > 0
-    # At the last layer nothing is compared, and nothing is below a threshold of 0. Nothing is near +inf.
-    near = (np.abs(result.confidences - at) <= NEARNESS) & (result.exit_layers < branches.layers)
+    # The last layer compares nothing, no confidence is below a threshold of 0, and none is near +inf.
+    near = (np.abs(result.confidences - at) <= NEARNESS) & (result.exit_layers < branch_rules.layers)
     near |= np.abs(result.max_rejected_confidence - at) <= NEARNESS
     near &= is_token & (at > 0)
-    near |= branches.is_gap[:, None] & is_token & (result.confidences <= NEARNESS)
+    near |= branch_rules.is_gap[:, None] & is_token & (result.confidences <= NEARNESS)
     return tuple(told if seen else None for told, seen in zip(near.any(axis=1).tolist(), is_seen.tolist(), strict=True))

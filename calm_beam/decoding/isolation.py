@@ -1,4 +1,4 @@
-"""Prompts that fail, told from those beside them: a crash is no reason to give up the prompts that did not cause it."""
+"""Isolation of failing prompts from their batch, so that a crash does not lose the prompts that did not cause it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -13,33 +13,34 @@ class DecodeError(CalmBeamError, RuntimeError):
 class _Result(Protocol):
     @property
     def is_finite(self) -> bool:
-        """Whether all logits were."""
+        """Whether all logits were finite."""
         ...
 
 
 _R = TypeVar("_R", bound=_Result)
 
 NOT_FINITE = "the model gave logits that are not finite"
-"""Why a prompt has no output whose logits are not."""
-# Reasons are for readers; some errors repeat whole programs.
+"""The reason why a prompt has no output if its logits are not finite."""
+# People read reasons; some errors repeat whole programs.
 _LONGEST_REASON = 300
 
 
 def results_or_reasons(
     decode: Callable[[Sequence[int]], Iterator[tuple[int, _R]]], members: Sequence[int]
 ) -> Iterator[tuple[int, _R | str]]:
-    """Yields index and result of every prompt, in the order in which they end, or in words why it has none.
+    """Yields the index of every prompt with its result, or with the reason why it has none, in the order they end.
 
-    After a crash, those without a result are decoded again by halves, until the culprit stands alone. One whose logits
-    are not finite is tried again alone, too, before it counts as failed.
+    After a crash, the prompts without a result are decoded again by bisection, until the failing prompt is isolated. A
+    prompt whose logits are not finite is also decoded again alone before it counts as failed.
 
     Args:
-      decode: Decodes prompts, given their indices, and yields the place of each among those with its result.
+      decode: Decodes the prompts at given indices, and yields the position of each among these with its result.
       members: Indices of all prompts.
 
     Raises:
-      DecodeError: If the device has no memory left, which is no prompt's fault, or the decoder gives too few results.
-      Exception: Whatever the decoder raises when every prompt has its result.
+      DecodeError: If the device runs out of memory, which no single prompt causes, or the decoder gives too few
+        results.
+      Exception: Any error that the decoder raises after every prompt has its result.
     """
     yield from _results(decode, members, is_retry=False)
 
@@ -67,7 +68,7 @@ def _results(
         _check_memory(error)
         crash = error
     if crash and not waiting:
-        # No prompt is to blame, and nobody knows what else is wrong.
+        # Every prompt has its result, so no prompt caused this error.
         raise crash
     if waiting and not crash:
         raise DecodeError(f"the decoder gave no result for {len(waiting)} of {len(members)} prompts.")
@@ -83,7 +84,7 @@ def _results(
 
 
 def _check_memory(error: Exception) -> None:
-    """Raises where an error says that memory is short: the next prompts would fare no better."""
+    """Raises `DecodeError` for an error that reports a lack of memory: decoding the next prompts would fail as well."""
     import jax
 
     if isinstance(error, MemoryError) or (

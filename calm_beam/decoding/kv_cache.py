@@ -1,21 +1,21 @@
-"""Where keys and values of generated tokens stand, which branches (lanes) share them, and what engines get of that.
+"""The index of the KV cache of generated tokens: where keys and values are, and which branches share them.
 
-The output of layer i at step t depends on the tokens so far and on what layers 1 to i kept of the earlier tokens, and
-that only on min(exit_s, i - 1) for each earlier step s: above its exit layer, a token's state does not change any
-more. Lanes with equal keys at layer i form a *group* that computes layer i once, whichever rule they exit by. Groups
-at layer i + 1 refine those at layer i, and groups only ever split, so lanes that have parted at an upper layer go on
-sharing the lower ones.
+The output of layer i at step t depends on the tokens so far and on the cache of layers 1 to i for the earlier tokens.
+That cache depends only on min(exit_s, i - 1) for each earlier step s: above its exit layer, a token's state does not
+change any more. Branches with equal keys at layer i form a *group* that computes layer i once, whichever rules they
+exit by. Groups at layer i + 1 refine those at layer i, and groups only ever split, so branches that differ at an upper
+layer go on sharing the lower ones.
 
-What a layer has kept of one token for one group is a *node*: a row of that layer's store of keys and values. Each
-lane has its path, the nodes that it attends to. An engine gets the rows that it runs, and the paths. A split copies
-numbers, never keys and values; the nodes of a prompt are given back when it has ended.
+The keys and values of one token at a layer, for one group, are a *node*: a row of that layer's store. Each branch has a
+path, the nodes that it attends to. An engine gets the rows that it runs, and the paths. A split copies node numbers,
+never keys and values; the nodes of a prompt are freed when it has ended.
 
-Prompts that have one lane each share nothing, so that a token has one node, the same at every layer: whether a layer
-was run for it, or was skipped and given keys and values of a state, it keeps them there. So a layer may be run for a
-token before it is known whether it is needed: what is propagated is written over it.
+Prompts that have one branch each share nothing. A token then has one node number, the same at every layer, whether the
+layer was run for it or was skipped and filled from a state. So a layer may run for a token before it is known whether
+the token needs it: propagated keys and values overwrite the layer's own.
 
-Nothing here decides what is computed, only what is computed once: any partition finer than the keys gives the same
-outputs with more work.
+This module does not decide what is computed, only what is computed once: any partition finer than the keys gives the
+same outputs with more work.
 """
 
 import dataclasses
@@ -28,26 +28,26 @@ from calm_beam.exits.propagations import PassedOn, Propagation
 
 
 class Rows(NamedTuple):
-    """Rows that go through layers at one step, ordered by prompt.
+    """Rows that run layers at one step, ordered by prompt.
 
     Attributes:
-      lanes: shape (rows,). The entry of each, as a number in (slots * lanes).
+      branches: shape (rows,). The branch of each, as a number in (slots * branches).
       slots: shape (rows,). The prompt's slot.
       steps: shape (rows,). The prompt's step, from 0.
-      nodes: shape (rows,). The node that a layer makes of this token.
+      nodes: shape (rows,). The node for this token's keys and values.
     """
 
-    lanes: np.ndarray
+    branches: np.ndarray
     slots: np.ndarray
     steps: np.ndarray
     nodes: np.ndarray
 
 
 class Paths(Protocol):
-    """Nodes of the prompts in a batch of slots.
+    """Paths and nodes of the prompts in a batch of slots.
 
-    What a layer has kept of one token is a *node*: a row of that layer's store of keys and values. Each lane has its
-    path, the nodes that it attends to.
+    The keys and values of one token at a layer are a *node*: a row of that layer's store. Each branch has a path, the
+    nodes that it attends to.
 
     Attributes:
       step: int32, shape (slots,). The step of each prompt, from 0; changed in place, since native code reads it there.
@@ -60,50 +60,52 @@ class Paths(Protocol):
         """Nodes of each layer's store."""
 
     def room(self) -> int:
-        """Returns how many nodes every layer has left. A step takes at most one per live lane."""
+        """Returns how many free nodes every layer has. A step takes at most one per live branch."""
 
     def grow(self, added: int) -> None:
         """Adds free nodes to every layer's store."""
 
     def admit(self, slots: np.ndarray) -> None:
-        """Starts a prompt in each of `slots`: nothing kept."""
+        """Starts a prompt in each of `slots`, with an empty cache."""
 
     def release(self, slots: Sequence[int]) -> None:
-        """Gives back the nodes of prompts that have ended."""
+        """Frees the nodes of prompts that have ended."""
 
-    def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Returns the node that each lane, as a number in (slots * lanes), has of this token at a layer of its own."""
+    def newest(self, layers: np.ndarray, branches: np.ndarray) -> np.ndarray:
+        """Returns the node of this token for each branch, a number in (slots * branches), at one layer for each."""
 
-    def paths(self, layer: int, lanes: np.ndarray, *, length: int) -> np.ndarray:
-        """Returns the nodes that lanes attend to at a layer, (lanes, length); those beyond a lane's step are no nodes.
+    def paths(self, layer: int, branches: np.ndarray, *, length: int) -> np.ndarray:
+        """Returns the nodes that branches attend to at a layer, (branches, length).
+
+        Entries beyond a branch's step are invalid.
 
         Args:
           layer: From 1.
-          lanes: Numbers in (slots * lanes).
+          branches: Numbers in (slots * branches).
           length: Steps to return, from the first.
         """
 
     def all_paths(self, layer: int) -> np.ndarray:
-        """Returns the nodes that every lane attends to at a layer, (slots * lanes, steps), as they stand."""
+        """Returns a view of the nodes that every branch attends to at a layer, (slots * branches, steps)."""
 
     def advance(self, tokens: np.ndarray, exit_layers: np.ndarray, *, alive: np.ndarray) -> None:
         """Goes to the next step.
 
         Args:
-          tokens: shape (slots, lanes). Generated at this step.
-          exit_layers: shape (slots, lanes). Exit layers at this step.
-          alive: bool, shape (slots, lanes). Lanes that generated.
+          tokens: shape (slots, branches). Generated at this step.
+          exit_layers: shape (slots, branches). Exit layers at this step.
+          alive: bool, shape (slots, branches). Branches that generated.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The groups that go through one layer at one step.
+    """The groups that run one layer at one step.
 
     Attributes:
-      rows: One for each group, whose lane is its first.
-      members: shape (members,). The lanes that take part, as numbers in (slots * lanes), in order.
-      of_member: shape (members,). The row of each of these.
+      rows: One row for each group; its branch is the group's first.
+      members: shape (members,). The branches that take part, as numbers in (slots * branches), in order.
+      of_member: shape (members,). The row of each member.
     """
 
     rows: Rows
@@ -111,14 +113,14 @@ class Groups:
     of_member: np.ndarray
 
 
-class LaneTree:
-    """See `Paths`, with groups."""
+class BranchTree:
+    """The `Paths` of prompts with several branches, which form groups."""
 
     def __init__(
         self,
         *,
         slots: int,
-        lanes: int,
+        num_branches: int,
         steps: int,
         layers: int,
         propagation: Propagation,
@@ -129,24 +131,24 @@ class LaneTree:
 
         Args:
           slots: Prompts at a time.
-          lanes: Lanes of each.
+          num_branches: Branches of each prompt.
           steps: Most tokens of an output.
           layers: Decoder depth L.
-          propagation: What skipped layers keep, by which layer i tells exits apart: its key is min(exit, i - 1), or
+          propagation: How skipped layers are filled, which determines the key of layer i: it has min(exit, i - 1), or
             min(exit, i) where the propagation `separates_exit`, or no exit at all where nothing is skipped.
           capacity: Nodes of each layer's store.
-          first_kept_step: First step that later ones attend to; exits at those before part no lanes.
+          first_kept_step: First step that later ones attend to; exits at earlier steps split no group.
         """
-        self._shape = (slots, lanes)
+        self._shape = (slots, num_branches)
         self._layers, self._first_kept_step = layers, first_kept_step
         self._shift = 0 if propagation.separates_exit else 1
-        self._exits_part_lanes = propagation.passed_on is not PassedOn.NOTHING
-        # Index 0 of the first axis is layer 1. Lanes of which this is equal are in one group: the lowest of its lanes
-        # when it was formed.
-        self._group = np.zeros((layers, slots * lanes), np.int32)
-        # Changed in place, as `step` is: native code reads them where they stand.
-        self._paths = np.zeros((layers, slots * lanes, steps), np.int32)
-        # Slot of the prompt that each node belongs to, -1 where it is free.
+        self._exits_split_groups = propagation.passed_on is not PassedOn.NOTHING
+        # Index 0 of the first axis is layer 1. Branches with equal numbers are in one group; the number is the group's
+        # lowest branch when it was formed.
+        self._group = np.zeros((layers, slots * num_branches), np.int32)
+        # Changed in place, like `step`: native code reads this array.
+        self._paths = np.zeros((layers, slots * num_branches, steps), np.int32)
+        # Slot of each node's prompt, -1 where the node is free.
         self._owners = np.full((layers, 0), -1, np.int32)
         self._free = [np.zeros(0, np.int32) for _ in range(layers)]
         self.step = np.zeros(slots, np.int32)
@@ -158,7 +160,7 @@ class LaneTree:
         return self._owners.shape[1]
 
     def room(self) -> int:
-        """Returns how many nodes every layer has left. A step takes at most one per live lane."""
+        """Returns how many free nodes every layer has. A step takes at most one per live branch."""
         return min(len(free) for free in self._free)
 
     def grow(self, added: int) -> None:
@@ -168,14 +170,14 @@ class LaneTree:
         self._free = [np.concatenate([free, new]) for free in self._free]
 
     def admit(self, slots: np.ndarray) -> None:
-        """Starts a prompt in each of `slots`: all lanes together, nothing kept."""
+        """Starts a prompt in each of `slots`, with all branches in one group and an empty cache."""
         firsts = slots * self._shape[1]
         self._group.reshape(self._layers, *self._shape)[:, slots] = firsts[:, None]
         self.step[slots] = 0
 
     def release(self, slots: Sequence[int]) -> None:
-        """Gives back the nodes of prompts that have ended."""
-        # The last is for nodes without an owner, -1.
+        """Frees the nodes of prompts that have ended."""
+        # The last entry is for nodes without an owner, -1.
         is_given_back = np.zeros(self._shape[0] + 1, bool)
         is_given_back[list(slots)] = True
         of_these = is_given_back[self._owners]
@@ -184,33 +186,33 @@ class LaneTree:
             self._free[layer] = np.concatenate([self._free[layer], nodes], dtype=np.int32)
 
     def groups(self, layer: int, alive: np.ndarray) -> Groups:
-        """Returns the groups of the lanes that go through a layer, and gives each a node for this token.
+        """Returns the groups of the branches that run a layer, and takes a node for this token for each group.
 
         Args:
           layer: From 1.
-          alive: bool, shape (slots, lanes). Lanes that go on and have not left below.
+          alive: bool, shape (slots, branches). Branches that generate and have not exited below.
         """
         members = np.flatnonzero(alive)
         group = self._group[layer - 1, members]
-        # By group: the lowest lane that takes part, since the last of several values for one index stays.
+        # By group: the lowest branch that takes part, since the last of several values assigned to one index stays.
         by_group = np.empty(alive.size, np.int64)
         by_group[group[::-1]] = members[::-1]
         is_first = by_group[group] == members
-        lanes = members[is_first]
-        by_group[group[is_first]] = np.arange(len(lanes))
+        branches = members[is_first]
+        by_group[group[is_first]] = np.arange(len(branches))
         of_member = by_group[group]
-        slots = self._slots_of(lanes)
+        slots = self._slots_of(branches)
         nodes = self._new_nodes(layer, slots)
         self._set_path(layer, members, nodes[of_member])
-        return Groups(Rows(lanes, slots, steps=self.step[slots], nodes=nodes), members, of_member)
+        return Groups(Rows(branches, slots, steps=self.step[slots], nodes=nodes), members, of_member)
 
     def keep(self, layer: int, states: np.ndarray, *, members: np.ndarray, of_member: np.ndarray) -> np.ndarray:
-        """Gives lanes that skipped a layer nodes for what it keeps of this token, and returns these, (states,).
+        """Takes nodes for the propagated keys and values of a skipped layer, and returns them, (states,).
 
         Args:
           layer: The layer that was skipped.
-          states: A lane of each distinct state that is propagated.
-          members: The lanes that skipped the layer.
+          states: One branch for each distinct state that is propagated.
+          members: The branches that skipped the layer.
           of_member: For each of them, the index of its state.
         """
         nodes = self._new_nodes(layer, self._slots_of(states))
@@ -218,72 +220,76 @@ class LaneTree:
         return nodes
 
     def give_back_newest(self, layer: int, members: np.ndarray, *, others: np.ndarray) -> None:
-        """Gives back the nodes that a layer has made of this token for some lanes, and for no others.
+        """Frees the nodes of this token at a layer that some branches have, and no others.
 
         Args:
           layer: From 1.
-          members: Lanes that will be given other nodes by `keep`, as numbers in (slots * lanes).
-          others: Lanes that keep theirs.
+          members: Branches for which `keep` will take other nodes, as numbers in (slots * branches).
+          others: Branches that keep their nodes.
         """
-        made, kept = (self._paths[layer - 1, lanes, self.step[self._slots_of(lanes)]] for lanes in (members, others))
+        made, kept = (
+            self._paths[layer - 1, branches, self.step[self._slots_of(branches)]] for branches in (members, others)
+        )
         nodes = np.setdiff1d(made, kept)
         self._owners[layer - 1, nodes] = -1
         self._free[layer - 1] = np.concatenate([self._free[layer - 1], nodes])
 
-    def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Returns the node that each lane, as a number in (slots * lanes), has of this token at a layer of its own."""
-        nodes: np.ndarray = self._paths[layers - 1, lanes, self.step[self._slots_of(lanes)]]
+    def newest(self, layers: np.ndarray, branches: np.ndarray) -> np.ndarray:
+        """Returns the node of this token for each branch, a number in (slots * branches), at one layer for each."""
+        nodes: np.ndarray = self._paths[layers - 1, branches, self.step[self._slots_of(branches)]]
         return nodes
 
-    def paths(self, layer: int, lanes: np.ndarray, *, length: int) -> np.ndarray:
-        """Returns the nodes that lanes attend to at a layer, (lanes, length); those beyond a lane's step are no nodes.
+    def paths(self, layer: int, branches: np.ndarray, *, length: int) -> np.ndarray:
+        """Returns the nodes that branches attend to at a layer, (branches, length).
+
+        Entries beyond a branch's step are invalid.
 
         Args:
           layer: From 1.
-          lanes: Numbers in (slots * lanes).
+          branches: Numbers in (slots * branches).
           length: Steps to return, from the first.
         """
-        return self._paths[layer - 1, lanes, :length]
+        return self._paths[layer - 1, branches, :length]
 
     def all_paths(self, layer: int) -> np.ndarray:
-        """Returns the nodes that every lane attends to at a layer, (slots * lanes, steps), as they stand."""
+        """Returns a view of the nodes that every branch attends to at a layer, (slots * branches, steps)."""
         paths: np.ndarray = self._paths[layer - 1]
         return paths
 
     def advance(self, tokens: np.ndarray, exit_layers: np.ndarray, *, alive: np.ndarray) -> None:
-        """Splits the groups whose lanes have parted, and goes to the next step.
+        """Splits the groups whose branches have come to differ, and goes to the next step.
 
         Args:
-          tokens: shape (slots, lanes). Generated at this step.
-          exit_layers: shape (slots, lanes). Exit layers at this step.
-          alive: bool, shape (slots, lanes). Lanes that generated.
+          tokens: shape (slots, branches). Generated at this step.
+          exit_layers: shape (slots, branches). Exit layers at this step.
+          alive: bool, shape (slots, branches). Branches that generated.
         """
-        is_kept = (self.step >= self._first_kept_step)[:, None] & self._exits_part_lanes
+        is_kept = (self.step >= self._first_kept_step)[:, None] & self._exits_split_groups
         kept_exits = np.where(is_kept, exit_layers, 0).reshape(-1)
         is_alive, token = alive.reshape(-1), tokens.reshape(-1).astype(np.int64) * (self._layers + 1)
         told, parted = (np.empty(self._group.shape, kind) for kind in (np.int64, bool))
         for layer, group in enumerate(self._group, start=1):
-            # What the layer is told of this token.
+            # The layer's key for this token.
             told[layer - 1] = of_layer = token + np.minimum(kept_exits, layer - self._shift)
             parted[layer - 1] = is_alive & (of_layer != of_layer.take(group))
         parts = np.flatnonzero(parted)
         if len(parts):
-            lanes = parts % alive.size
+            branches = parts % alive.size
             # One number for each layer, group, token and exit.
-            keys = (parts - lanes + self._group.flat[parts]) * (told.max() + 1) + told.flat[parts]
-            _, first, of_lane = np.unique(keys, return_index=True, return_inverse=True)
-            self._group.flat[parts] = lanes[first][of_lane]
+            keys = (parts - branches + self._group.flat[parts]) * (told.max() + 1) + told.flat[parts]
+            _, first, of_branch = np.unique(keys, return_index=True, return_inverse=True)
+            self._group.flat[parts] = branches[first][of_branch]
         self.step += alive.any(axis=1)
 
-    def _slots_of(self, lanes: np.ndarray) -> np.ndarray:
-        """Returns the slots of lanes, given as numbers in (slots * lanes)."""
-        return lanes // self._shape[1]
+    def _slots_of(self, branches: np.ndarray) -> np.ndarray:
+        """Returns the slots of branches, given as numbers in (slots * branches)."""
+        return branches // self._shape[1]
 
     def _new_nodes(self, layer: int, slots: np.ndarray) -> np.ndarray:
         """Returns a free node for the prompt in each of `slots`."""
         free = self._free[layer - 1]
         rest = len(free) - len(slots)
-        assert rest >= 0, "a step takes at most one node per live lane"
+        assert rest >= 0, "a step takes at most one node per live branch"
         self._free[layer - 1], nodes = free[:rest], free[rest:]
         self._owners[layer - 1, nodes] = slots
         return nodes
@@ -292,8 +298,8 @@ class LaneTree:
         self._paths[layer - 1, members, self.step[self._slots_of(members)]] = nodes
 
 
-class SingleLanes:
-    """See `Paths`; a lane is the number of its slot."""
+class SingleBranches:
+    """The `Paths` of prompts with one branch each; a branch is the number of its slot."""
 
     def __init__(self, *, slots: int, steps: int, capacity: int) -> None:
         """Prepares free slots.
@@ -315,7 +321,7 @@ class SingleLanes:
         return self._capacity
 
     def room(self) -> int:
-        """Returns how many nodes are left. A step takes one per live lane."""
+        """Returns how many free nodes there are. A step takes one per live branch."""
         return len(self._free)
 
     def grow(self, added: int) -> None:
@@ -325,34 +331,34 @@ class SingleLanes:
         self._capacity += added
 
     def admit(self, slots: np.ndarray) -> None:
-        """Starts a prompt in each of `slots`: nothing kept."""
+        """Starts a prompt in each of `slots`, with an empty cache."""
         self.step[slots] = 0
 
     def release(self, slots: Sequence[int]) -> None:
-        """Gives back the nodes of prompts that have ended."""
+        """Frees the nodes of prompts that have ended."""
         self._free = np.concatenate([self._free, *(self._paths[slot, : self.step[slot]] for slot in slots)])
         self.step[list(slots)] = 0
 
-    def take(self, lanes: np.ndarray) -> Rows:
-        """Returns the rows of lanes, in order, with a node for this token of each."""
-        rest = len(self._free) - len(lanes)
-        assert rest >= 0, "a step takes one node per live lane"
+    def take(self, branches: np.ndarray) -> Rows:
+        """Returns the rows of branches, in order, and takes a node for this token of each."""
+        rest = len(self._free) - len(branches)
+        assert rest >= 0, "a step takes one node per live branch"
         self._free, nodes = self._free[:rest], self._free[rest:]
-        steps = self.step[lanes]
-        self._paths[lanes, steps] = nodes
-        return Rows(lanes, lanes, steps=steps, nodes=nodes)
+        steps = self.step[branches]
+        self._paths[branches, steps] = nodes
+        return Rows(branches, branches, steps=steps, nodes=nodes)
 
-    def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Returns the node that each lane has of this token, at whatever layer."""
-        nodes: np.ndarray = self._paths[lanes, self.step[lanes]]
+    def newest(self, layers: np.ndarray, branches: np.ndarray) -> np.ndarray:
+        """Returns the node of this token for each branch, which is the same at every layer."""
+        nodes: np.ndarray = self._paths[branches, self.step[branches]]
         return nodes
 
-    def paths(self, layer: int, lanes: np.ndarray, *, length: int) -> np.ndarray:
-        """Returns the nodes that lanes attend to at whatever layer, (lanes, length)."""
-        return self._paths[lanes, :length]
+    def paths(self, layer: int, branches: np.ndarray, *, length: int) -> np.ndarray:
+        """Returns the nodes that branches attend to, (branches, length), which are the same at every layer."""
+        return self._paths[branches, :length]
 
     def all_paths(self, layer: int) -> np.ndarray:
-        """Returns the nodes that every lane attends to at whatever layer, (slots, steps), as they stand."""
+        """Returns a view of the nodes that every branch attends to, (slots, steps), the same at every layer."""
         return self._paths
 
     def advance(self, tokens: np.ndarray, exit_layers: np.ndarray, *, alive: np.ndarray) -> None:

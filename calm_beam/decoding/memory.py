@@ -1,4 +1,4 @@
-"""How much a sweep may hold at a time, and how memory is kept between calls of XLA and given back after a sweep."""
+"""Memory: how much a sweep may hold at a time, how much it needs, and keeping or returning freed memory of XLA."""
 
 import ctypes
 import dataclasses
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
 
     from .device_groups import DeviceGroup
 
-# Share of the memory that is free when a decoder starts. Of an accelerator, the rest is for weights and intermediate
-# results; a host may run several decoders.
+# Share of the memory that is free when a decoder starts. On an accelerator, the rest is for weights and
+# intermediate results; a host may run several decoders.
 _DEVICE_SHARE = 0.6
 _HOST_SHARE = 0.2
-# Prompts at a time where memory is no limit: more rows a call are not faster, and the last calls run emptier.
+# Prompts at a time if memory allows: more rows per call are not faster, and leave the last calls emptier.
 _HOST_SLOTS = 256
 _DEVICE_SLOTS = 2048
 _FLOAT_BYTES = 4
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-# glibc's parameters, of malloc.h, and the largest value it takes for the first.
+# glibc's parameters, from malloc.h, and the largest value of the last one.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a sweep may hold at a time.
+    """The most that a sweep may hold at a time.
 
     Attributes:
       slots: Prompts.
-      tokens: Positions whose keys and values are held by every layer: those of the sources, padded, and one for every
-        token of every group of lanes.
+      tokens: Positions of the KV cache, in every layer: those of the sources, padded, and one for every token of every
+        group of branches.
     """
 
     slots: int
     tokens: int
 
     def source_tokens(self, outputs: int) -> int:
-        """Returns how many of the tokens sources may take: a third, or what is left by the outputs of one prompt."""
+        """Returns how many of the tokens are for sources: a third, or less if one prompt's outputs need more."""
         return min(self.tokens // 3, self.tokens - outputs)
 
     def halved(self) -> "Budget":
-        """Returns half of it, of each at least 1."""
+        """Returns half of the budget, at least 1 of each."""
         return Budget(slots=max(1, self.slots // 2), tokens=max(1, self.tokens // 2))
 
 
@@ -56,56 +56,56 @@ def choose_budget(
     config: ModelConfig,
     group: "DeviceGroup",
     *,
-    lanes: int,
+    num_branches: int,
     steps: int,
     source: int,
     batch_size: int | None,
     max_cache_tokens: int | None,
     precision: Precision,
 ) -> Budget:
-    """Returns what a sweep may hold on a group of devices, as far as the user leaves it open.
+    """Returns the budget of a sweep on a group of devices, with defaults where the user gives no numbers.
 
     Args:
       config: Sizes of the model.
-      group: Where it runs.
-      lanes: Lanes of a prompt.
+      group: The devices that decode.
+      num_branches: Branches of a prompt.
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
-      batch_size: Most prompts at a time; None for as many as memory and speed recommend.
-      max_cache_tokens: Positions; None for a share of the memory that is free.
-      precision: In whose type states, keys and values are held.
+      batch_size: Most prompts at a time; None to choose by memory and speed.
+      max_cache_tokens: Positions of the KV cache; None for a share of the free memory.
+      precision: Its type is that of states, keys and values.
 
     Raises:
       ValueError: If the KV cache has no room for one prompt that needs the most.
     """
-    needed = checked_least_tokens(max_cache_tokens, lanes=lanes, steps=steps, source=source)
+    needed = checked_least_tokens(max_cache_tokens, num_branches=num_branches, steps=steps, source=source)
     device = group.devices[0]
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
-    # Keys and values of a position at every layer; states of a slot's lanes before and after every layer.
+    # Bytes of a position's keys and values at every layer; below, of the states of a slot's branches at every layer.
     position = _position_numbers(config) * precision.number_bytes
     if not is_host and "keys_values" not in group.division.whole:
-        # Of an accelerator's memory, its part alone; the devices of a host share one.
+        # Each accelerator holds its part alone; the devices of a host share one memory.
         position //= group.division.parts
-    states = (config.num_decoder_layers + 1) * config.emb_dim * precision.number_bytes * lanes
+    states = (config.num_decoder_layers + 1) * config.emb_dim * precision.number_bytes * num_branches
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
-    # Bookkeeping of a slot's lanes on the host: paths at every layer, and what they have generated.
-    outputs = lanes * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES
+    # Bookkeeping of a slot's branches on the host: paths at every layer, and outputs.
+    outputs = num_branches * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES
     slots = max(1, min(most, int(free / 4 / states), int(free / 4 / outputs)))
     tokens = max_cache_tokens or max(needed, int(free / 2 / position))
     return Budget(slots=slots, tokens=tokens)
 
 
-def checked_least_tokens(max_cache_tokens: int | None, *, lanes: int, steps: int, source: int) -> int:
-    """Returns the positions that one prompt can need at most, which the KV cache must have room for.
+def checked_least_tokens(max_cache_tokens: int | None, *, num_branches: int, steps: int, source: int) -> int:
+    """Returns the most positions that one prompt can need, for which the KV cache must have room.
 
-    Arguments and errors are those of `choose_budget`, but no device is looked for.
+    Arguments and errors are those of `choose_budget`; it needs no device.
     """
-    needed = source + lanes * steps
+    needed = source + num_branches * steps
     if max_cache_tokens is not None and max_cache_tokens < needed:
         raise ValueError(
             f"max_cache_tokens must be at least {needed}, got {max_cache_tokens}: one prompt of {source} tokens and "
-            f"its outputs of {steps} in {lanes} lanes can need as many. Raise it, or lower max_input_length, "
+            f"its outputs of {steps} in {num_branches} branches can need as many. Raise it, or lower max_input_length, "
             "max_decode_length or the number of thresholds."
         )
     return needed
@@ -113,14 +113,14 @@ def checked_least_tokens(max_cache_tokens: int | None, *, lanes: int, steps: int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Need:
-    """Bytes that decoding takes at the least, however few prompts are decoded at a time.
+    """The least bytes that decoding takes, however few prompts are decoded at a time.
 
     Attributes:
       weights: The model, and the array that is being read.
       heads: Certified heads, at most.
-      packed: What native code holds of the weights once more.
-      outputs: What the longest output takes in all lanes: keys and values, and biases by position.
-      source: What the longest prompt takes on its way through the model, and its keys and values.
+      packed: The second copy of weights that native code holds.
+      outputs: The longest output in all branches: keys and values, and biases by position.
+      source: The longest prompt: intermediate results of its prefill, and its keys and values.
     """
 
     weights: int
@@ -131,26 +131,26 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.weights + self.heads + self.packed + self.outputs + self.source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What is to be decoded at a time, and by what.
+    """The sizes and settings of decoding that determine its memory.
 
     Attributes:
-      lanes: Lanes of a prompt, the full model's included.
+      num_branches: Branches of a prompt, the full model's included.
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
-      rows: Prompts that are decoded together, whatever memory recommends.
-      max_cache_tokens: Positions that are to be held at a time, if the user says so.
+      rows: Prompts that are decoded together even if memory is short.
+      max_cache_tokens: Positions of the KV cache, if the user gives a number.
       exit_head: One of `EXIT_HEADS`, or the form that decides.
-      engine: Name of the engine that decodes: `native` holds weights once more.
-      precision: In whose type weights, states, keys and values are held.
+      engine: Name of the engine that decodes: `native` holds a second copy of weights.
+      precision: Its type is that of weights, states, keys and values.
     """
 
-    lanes: int
+    num_branches: int
     steps: int
     source: int
     rows: int = 1
@@ -161,42 +161,42 @@ class Demand:
 
 
 def least_need(config: ModelConfig, demand: Demand) -> Need:
-    """Returns what decoding takes at the least.
+    """Returns the least bytes that decoding takes.
 
     Args:
       config: Sizes of the model.
-      demand: What is decoded.
+      demand: Sizes and settings of decoding.
     """
-    lanes, steps, source, rows = demand.lanes, demand.steps, demand.source, demand.rows
+    num_branches, steps, source, rows = demand.num_branches, demand.steps, demand.source, demand.rows
     precision = demand.precision
     sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
     weights = sum(sizes) + max(sizes)
     position, architecture = _position_numbers(config), architecture_of(config)
     by_position = architecture.position_numbers(config, steps=steps)
-    # Bookkeeping of the lanes, too.
-    others = rows * lanes * steps * (config.num_decoder_layers + 6) + by_position
+    # Includes the bookkeeping of the branches.
+    others = rows * num_branches * steps * (config.num_decoder_layers + 6) + by_position
     prefill = architecture.prefill_numbers(config, rows=rows, source=source)
     return Need(
         weights=weights * precision.number_bytes,
         heads=_heads_bytes(config, demand.exit_head, precision),
         packed=_packed_bytes(config, demand.exit_head) if demand.engine == "native" else 0,
-        outputs=rows * lanes * steps * position * precision.number_bytes + others * _FLOAT_BYTES,
+        outputs=rows * num_branches * steps * position * precision.number_bytes + others * _FLOAT_BYTES,
         source=rows * source * position * precision.number_bytes + prefill * _FLOAT_BYTES,
     )
 
 
 def check_memory(config: ModelConfig, demand: Demand, *, copies: int = 1) -> None:
-    """Refuses, before anything is decoded, what cannot fit into the memory of this machine.
+    """Checks, before anything is decoded, that decoding can fit into the memory of this machine.
 
-    On one with accelerators, which hold the model, that is left to `check_devices`.
+    Does nothing on a machine with accelerators, which hold the model; `check_devices` checks them.
 
     Args:
       config: Sizes of the model.
-      demand: What is decoded.
-      copies: Copies of the model that decode side by side.
+      demand: Sizes and settings of decoding.
+      copies: Copies of the model that decode at the same time.
 
     Raises:
-      ValueError: If it does not fit; says which flag to lower.
+      ValueError: If it does not fit; the message says which flag to lower.
     """
     if has_accelerators():
         return
@@ -214,7 +214,7 @@ def check_memory(config: ModelConfig, demand: Demand, *, copies: int = 1) -> Non
         "a smaller model, or fewer --model_copies": need.weights,
     }
     largest = max(parts, key=lambda name: parts[name])
-    also = " or the number of thresholds" if demand.lanes > 2 else ""
+    also = " or the number of thresholds" if demand.num_branches > 2 else ""
     if wanted - copies * need.heads <= free:
         advice = "Take --exit_head=exact"
     elif wanted - copies * need.packed <= free:
@@ -234,15 +234,15 @@ def check_memory(config: ModelConfig, demand: Demand, *, copies: int = 1) -> Non
 
 
 def check_devices(config: ModelConfig, group: "DeviceGroup", precision: Precision = FLOAT32) -> None:
-    """Refuses, before weights are read, a model that does not fit into a group's devices.
+    """Checks, before weights are read, that a model fits into a group's devices.
 
     Args:
       config: Sizes of the model.
-      group: Devices that are to hold it. Those of a host, and those that do not tell, are not looked at.
-      precision: In whose type it is held.
+      group: Devices that are to hold the model. CPUs, and devices that do not report their memory, are not checked.
+      precision: Its type is that of the weights.
 
     Raises:
-      ValueError: If a device has not so much memory left.
+      ValueError: If a device has too little free memory.
     """
     part = values_per_device(parameter_shapes(config), group.division) * precision.number_bytes
     for device in group.devices:
@@ -257,16 +257,16 @@ def check_devices(config: ModelConfig, group: "DeviceGroup", precision: Precisio
 
 
 def memory_in_words(config: ModelConfig, demand: Demand, *, model_parallelism: int = 1, runs_here: bool = True) -> str:
-    """Returns what a model takes, and how much room that leaves where it is known.
+    """Returns text on the memory that a model takes, and on the room for positions where that is known.
 
     Args:
       config: Sizes of the model.
-      demand: What is decoded.
+      demand: Sizes and settings of decoding.
       model_parallelism: Devices that share one model.
-      runs_here: Whether it is this machine that decodes.
+      runs_here: Whether this machine decodes.
 
     Raises:
-      UsageError: If devices cannot share the model so.
+      UsageError: If the model cannot be divided among so many devices.
     """
     division, shapes, precision = Division.of(config, model_parallelism), parameter_shapes(config), demand.precision
     position = _position_numbers(config) * precision.number_bytes
@@ -287,12 +287,12 @@ def memory_in_words(config: ModelConfig, demand: Demand, *, model_parallelism: i
     if not runs_here or has_accelerators():
         return f"{weights}; a position takes {_in_words(position)}"
     free = max(0, available_bytes() - whole - heads - packed)
-    room = max(demand.source + demand.lanes * demand.steps, int(free * _HOST_SHARE / 2 / position))
+    room = max(demand.source + demand.num_branches * demand.steps, int(free * _HOST_SHARE / 2 / position))
     return f"{weights}, {_in_words(free)} free beside them: room for {room:,} positions"
 
 
 def _heads_bytes(config: ModelConfig, exit_head: str, precision: Precision) -> int:
-    """Returns what certified heads take at most."""
+    """Returns the most bytes that certified heads take."""
     return certified_bytes(
         exit_head,
         precision,
@@ -304,7 +304,7 @@ def _heads_bytes(config: ModelConfig, exit_head: str, precision: Precision) -> i
 
 
 def _position_numbers(config: ModelConfig) -> int:
-    """Returns how many numbers the keys and values of a position are, at all layers."""
+    """Returns how many numbers the keys and values of a position have, at all layers."""
     return config.num_decoder_layers * 2 * config.num_kv_heads * config.head_dim
 
 
@@ -317,16 +317,16 @@ def _free_bytes(device: "jax.Device") -> int:
     if device.platform == "cpu":
         return available_bytes()
     statistics = device.memory_stats() or {}
-    # Devices that do not tell are taken for small ones.
+    # A device that does not report its memory is assumed to have 8 GiB.
     return int(statistics.get("bytes_limit", 8 << 30)) - int(statistics.get("bytes_in_use", 0))
 
 
 def keep_freed_memory() -> None:
-    """Has this process keep what XLA frees, for its next call.
+    """Makes this process keep the memory that XLA frees, for XLA's next call.
 
-    On CPU, XLA allocates the intermediate results of every call anew. By default glibc returns such blocks to the
-    system and has every page faulted in again, which makes the large steps of a decoder two to five times slower. Does
-    nothing where the C library is another.
+    On CPU, every call of XLA allocates its intermediate results again. By default glibc returns such blocks to the
+    system, and every page faults in again, which makes the large steps of a decoder two to five times slower. Does
+    nothing if the C library is not glibc.
     """
     mallopt = _glibc("mallopt")
     if mallopt:
@@ -336,11 +336,10 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Gives the system back what this process has freed.
+    """Returns memory that this process has freed to the system.
 
-    Meant for the end of a sweep: the buffers of the next one are allocated anew, and where they do not fit into the
-    gaps that were kept, the process would grow with every sweep. Does nothing where the C library is another than
-    glibc.
+    Call it at the end of a sweep: the next sweep allocates new buffers, and if they do not fit into the gaps that were
+    kept, the process would grow with every sweep. Does nothing if the C library is not glibc.
     """
     malloc_trim = _glibc("malloc_trim")
     if malloc_trim:
@@ -348,7 +347,7 @@ def return_freed_memory() -> None:
 
 
 def _glibc(name: str) -> Any:
-    """Returns a function of the C library, None where there is none of that name."""
+    """Returns a function of the C library; None if it has none of that name."""
     try:
         return getattr(ctypes.CDLL(None), name, None)
     except OSError:
@@ -356,7 +355,8 @@ def _glibc(name: str) -> Any:
 
 
 def _packed_bytes(config: ModelConfig, exit_head: str) -> int:
-    """Bytes of the weights as native code keeps them beside the model's own. It comes with JAX, hence not before."""
+    """Returns the bytes of the second copy of weights that native code holds."""
+    # Imported here, since it imports JAX.
     from calm_beam.model.native_decoder import packed_bytes
 
     return packed_bytes(config, parameter_shapes(config), has_exact_heads=exit_head == "exact")

@@ -1,4 +1,4 @@
-"""Everything that can change a generated token, and how a manifest records it."""
+"""The settings that can change a generated token, and how a manifest records them."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ from calm_beam.precision import FLOAT32, Precision
 
 
 class AskedOutputs(Protocol):
-    """What is asked of outputs besides the exit rule and its thresholds."""
+    """The settings of outputs other than the exit rule and its thresholds."""
 
     @property
     def max_input_length(self) -> int | None:
@@ -28,27 +28,27 @@ class AskedOutputs(Protocol):
 
     @property
     def task_prefix(self) -> str:
-        """Put before every textual prompt."""
+        """Text before every textual prompt."""
         ...
 
     @property
     def precision(self) -> Precision:
-        """In which numbers the model computes."""
+        """Precision in which the model computes."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
-    """What, besides model, vocabulary and prompt, determines an output.
+    """The settings that determine an output, together with model, vocabulary and prompt.
 
     Attributes:
       rule: How exits are decided.
       thresholds: Exit thresholds, distinct, strictly descending, in [0, 1].
       max_input_length: Most tokens of a prompt, eos included; longer prompts are cut.
       max_decode_length: Most tokens of an output, eos included; also N of a decaying schedule.
-      task_prefix: Put before every textual prompt.
-      precision: In which numbers the model computes: rounding moves exits.
-      engine: What computes them, as `engine_choice` takes it: each rounds otherwise. None where it was not recorded.
+      task_prefix: Text before every textual prompt.
+      precision: Precision in which the model computes: rounding moves exits.
+      engine: The engine that computes, as `engine_choice` chooses it: engines round differently. None if not recorded.
     """
 
     rule: ExitRule
@@ -63,7 +63,7 @@ class DecodeSettings:
         grid = descending_grid(self.thresholds)
         if tuple(self.thresholds) != grid:
             raise ValueError(f"thresholds must be strictly descending, got {self.thresholds}.")
-        # As plain floats, so that 1 and 1.0 are one grid with one fingerprint.
+        # Store plain floats, so that 1 and 1.0 are one grid with one fingerprint.
         object.__setattr__(self, "thresholds", grid)
         check_sizes(max_input_length=self.max_input_length, max_decode_length=self.max_decode_length)
         try:
@@ -73,10 +73,10 @@ class DecodeSettings:
 
     @classmethod
     def of(cls, asked: AskedOutputs, rule: ExitRule, *, thresholds: tuple[float, ...]) -> Self:
-        """Returns what determines the outputs that are asked for, by a rule and at thresholds.
+        """Returns the settings of the requested outputs, by a rule and at thresholds.
 
         Raises:
-          ValueError: If a value or a combination is wrong.
+          ValueError: If a value or a combination of values is invalid.
         """
         return cls(
             rule=rule,
@@ -88,7 +88,7 @@ class DecodeSettings:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, without what is as it always was: fingerprints made before stand."""
+        """Returns plain values; defaults of newer fields are omitted, so old fingerprints stay valid."""
         content = dataclasses.asdict(self)
         del content["precision"], content["engine"]
         if self.engine is not None:
@@ -112,10 +112,10 @@ class DecodeSettings:
 
 
 def check_sizes(**sizes: int | None) -> None:
-    """Checks that sizes, by their names, are at least 1; None is a size that is chosen later.
+    """Checks that sizes, given by name, are at least 1; None is a size that is chosen later.
 
     Raises:
-      ValueError: If one is not, with its name.
+      ValueError: If one is below 1; the message has its name.
     """
     for name, value in sizes.items():
         if value is not None and value < 1:
@@ -123,14 +123,14 @@ def check_sizes(**sizes: int | None) -> None:
 
 
 def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> DecodeSettings:
-    """Returns the settings that give the outputs which were calibrated.
+    """Returns the settings that reproduce the calibrated outputs.
 
     Args:
-      decode: Of the manifest.
-      thresholds: Those to decode at, strictly descending.
+      decode: The manifest's record of decoding.
+      thresholds: Thresholds to decode at, strictly descending.
 
     Raises:
-      ValueError: If the outputs were computed in a type that is none of ours, or nothing decodes in that way.
+      ValueError: If the outputs were computed in an unknown precision, or by unknown settings.
     """
     return DecodeSettings(
         rule=recorded_rule(decode),
@@ -144,7 +144,7 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
 
 
 def recorded_rule(decode: DecodeRecord) -> ExitRule:
-    """Returns how tokens exit by a manifest; of one of its entries, if `decode` is that of the entry (`decode_of`)."""
+    """Returns the exit rule that a manifest records, or one of its entries if `decode` is the entry's (`decode_of`)."""
     return ExitRule(
         confidence=decode.confidence,
         schedule=decode.schedule,
@@ -158,10 +158,10 @@ def recorded_rule(decode: DecodeRecord) -> ExitRule:
 
 
 def recorded_arithmetic(decode: DecodeRecord) -> Precision:
-    """Returns in which numbers a manifest says that its model computes.
+    """Returns the precision that a manifest records.
 
     Raises:
-      ValueError: If that is none of ours.
+      ValueError: If the precision is unknown.
     """
     try:
         return Precision.of(decode.dtype, decode.matmul_precision)

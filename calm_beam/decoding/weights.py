@@ -1,4 +1,4 @@
-"""The model's weights and the sources of its prompts, as the device steps take them."""
+"""The model's weights on a group of devices, in the parts that engines take."""
 
 import functools
 from collections.abc import Collection, Iterator, Sequence
@@ -26,18 +26,19 @@ from .xla import steps
 
 
 def decides_natively(measures: Sequence[Measure]) -> bool:
-    """Returns whether native code's exact head says all that measures need of logits."""
+    """Returns whether native code's exact head computes all that measures need of logits."""
     return all(measure.needs is not Need.LOGITS or measure.of_summary is not None for measure in measures)
 
 
 class Head(NamedTuple):
-    """What predicts after a layer, or after all of them.
+    """A head, of one layer or of all.
 
     Attributes:
-      layer: As whose head the network applies it: a program for each, which layers of equal trees share.
-      parameters: What that takes.
-      certified: What certifies decisions; None where the exact head decides.
-      native: The exact head for native code; None where another decides, or there is no such code.
+      layer: Layer for which the network applies it. Each has its own program; layers with equal parameter trees share
+        one.
+      parameters: The head's parameters.
+      certified: The certified head; None where the exact head decides.
+      native: The exact head for native code; None where another decides, or there is no native code.
     """
 
     layer: int
@@ -47,7 +48,7 @@ class Head(NamedTuple):
 
 
 class Weights:
-    """The model's weights on a group of devices, in the parts that the steps take.
+    """The model's weights on a group of devices, in the parts that engines take.
 
     Attributes:
       group: The devices.
@@ -63,7 +64,7 @@ class Weights:
         measures: Sequence[Measure],
         engine: EngineRecord,
     ) -> None:
-        """Takes a model that was placed on a group, for an engine; to be called while that group runs."""
+        """Takes a model that was placed on a group, for an engine; call it within `DeviceGroup.running`."""
         tree = checkpoint.parameters(model.precision)
         self.group = group
         decoder = tree["decoder"]
@@ -73,13 +74,13 @@ class Weights:
         self.layers = [decoder[f"layers_{index}"] for index in range(config.num_decoder_layers)]
         self.classifier = {"params": {"decoder": {"meta_cls": decoder["meta_cls"]}}} if config.exit_classifier else {}
         self._path_terms = _path_terms(model, steps, self.all)
-        # What native code is given, where it runs the layers.
+        # The model packed for native code, if that runs the layers.
         self.native: NativeDecoder | None = None
         if engine.name == "native":
             self.native = architecture_of(config).native_decoder(config, tree, terms=self._path_terms)
         kernels = [model.apply(self.all, layer, method="head_weights") for layer in kernel_layers(config)]
         certified = heads_of_form(engine.head, kernels)
-        # One for each layer, or one for all.
+        # One head for each layer, or one for all.
         self._heads = []
         for layer in exit_layers(config):
             applied_as, parameters = head_parameters(tree, config, layer)
@@ -94,11 +95,11 @@ class Weights:
         return self._heads[0].certified is not None
 
     def programs(self) -> list[Head]:
-        """Returns a head of each kind that is compiled apart."""
+        """Returns one head for each program that is compiled."""
         return list({head.layer: head for head in self._heads}.values())
 
     def heads_of(self, layers: np.ndarray) -> Iterator[tuple[Head, np.ndarray]]:
-        """Yields the heads after layers, (states,), each with the states that it may be asked about together."""
+        """Yields the heads of layers, (states,), each with the indices of its states."""
         if len(self._heads) == 1:
             yield self._heads[0], np.arange(len(layers))
             return
@@ -106,19 +107,19 @@ class Weights:
             yield self._heads[layer - 1], np.flatnonzero(layers == layer)
 
     def native_heads(self, layers: Collection[int]) -> list[library.Head | None]:
-        """Returns the exact head for native code after each layer, None after others than these."""
+        """Returns the exact native head of each layer, None for layers that are not in `layers`."""
         depth = len(self.layers)
         return [of_layer(self._heads, layer).native if layer in layers else None for layer in range(1, depth + 1)]
 
     def path_terms(self, layer: int) -> Any:
-        """Returns what a layer needs beside its parameters for the paths of outputs."""
+        """Returns a layer's path terms: what it needs besides its parameters to attend to the paths of outputs."""
         return of_layer(self._path_terms, layer)
 
 
 def prefixes_by_width(model: EarlyExitModel, weights: Weights, slots: Slots) -> dict[int, Sequence[KeysValues]]:
-    """Returns keys and values of what all prompts of a width begin with, where there is such a thing."""
+    """Returns by width the keys and values of its prompts' common prefix, where they have one."""
     return {
-        width: steps.go_through(model, weights.all, np.array(tokens, np.int32))
+        width: steps.prefill_prefix(model, weights.all, np.array(tokens, np.int32))
         for width, tokens in slots.prefixes.items()
     }
 

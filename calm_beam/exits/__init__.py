@@ -1,4 +1,4 @@
-"""When a token may leave the decoder: confidence measures, threshold schedules, and the rule that names them.
+"""Early exits of tokens: confidence measures, threshold schedules, and the rule that names them.
 
-Modules are imported one by one: `rule` and `thresholds` need no JAX.
+Import its modules one by one: `rule` and `thresholds` need no JAX.
 """

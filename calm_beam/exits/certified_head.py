@@ -1,23 +1,24 @@
-"""The output head in 8 bits, and what it proves of a decision, by native code.
+"""The certified head: a quantised output head in 8 bits, and proofs of its decisions, by native code.
 
 A confidence of the output distribution costs a projection onto the whole vocabulary at every layer, more than the
-layer. Most of that is spent on tokens that nobody would choose. Here the projection is made with weights of 8 bits,
-and for every logit a bound says how far off it can be:
+layer. Most of that is spent on tokens that no exit could choose. The certified head projects with weights of 8 bits,
+and bounds the error of every logit:
 
 `|W_v h - Q_v q| <= ||W_v - Q_v|| ||h|| + ||Q_v|| ||h - q||` (Cauchy-Schwarz, twice)
 
-where Q_v are the quantised weights of token v and q is the quantised state; rounding is added. The tokens whose
-bounds reach highest, the candidates, are then computed with float32 sums. If none of the others can reach the largest
-of them, the token is known. The others are bounded, and with them every sum over the vocabulary: so the confidence
-lies in an interval. A threshold outside of that interval is decided, and nearly all are. What stays open is left to
-the caller, who asks the exact head.
+where Q_v are the quantised weights of token v and q is the quantised state; rounding is added. The logits of the
+tokens with the highest upper bounds, the candidates, are then computed with float32 sums. If no other token can reach
+the largest of them, the token is known. The other logits are bounded, and with them every sum over the vocabulary, so
+that the confidence lies in an interval. A threshold outside that interval is decided, and nearly all are. The caller
+asks the exact head about rows that stay open.
 
-All of this is about the numbers that real arithmetic would give. The exact head rounds as well: the two may differ
-where two tokens, or confidence and threshold, are closer than float32 can tell. Of a model that computes in bfloat16,
-states and weights are bfloat16 numbers, whose products are exact in float32: all of this holds as it stands.
+The bounds hold for real arithmetic. The exact head rounds as well: the two may differ where two tokens, or confidence
+and threshold, are closer than float32 resolves. For a model that computes in bfloat16, states and weights are bfloat16
+numbers, whose products are exact in float32: the bounds hold unchanged.
 
-The bounds of all logits are one call of `native/screen.c`, which quantises states as the processor likes it. Columns
-that a head keeps are multiplied in float32. A state's norm, and that of what its integers leave out, are rounded up.
+One call of `native/screen.c` computes the bounds of all logits; it quantises states in the form that suits the
+processor. Columns that a head keeps are multiplied in float32. The norms of a state and of its quantisation error are
+rounded up.
 """
 
 import functools
@@ -36,9 +37,9 @@ from .measures import Measure
 
 # Half the distance from 1 to the next float32.
 UNIT = 2.0**-24
-# Entries of the vocabulary that native code takes at a time.
+# Entries of the vocabulary that native code processes at a time.
 BLOCK = 64
-# Columns whose largest weight is so many times that of the median column are kept in float32, but no more than so many.
+# Columns whose largest weight is this many times that of the median column are kept in float32, but at most this many.
 _OUTLIER, _MOST_KEPT = 8.0, 16
 # The smallest normal float32.
 _SMALLEST = np.finfo(np.float32).tiny
@@ -47,19 +48,19 @@ _AT_A_TIME = 1 << 22
 
 
 class CertifiedHead(NamedTuple):
-    """A head and its quantised form; the vocabulary is padded to whole blocks with tokens that are none.
+    """A head and its quantised form; the vocabulary is padded to whole blocks.
 
     Attributes:
       weights: float32 or bfloat16, shape (vocabulary, width).
       quantised: uint8, shape (padded vocabulary / 16, width / 4, 16, 4), the width rounded up: the order in which
-        native code reads. Integers in [-127, 127], plus 128, since the processor multiplies numbers without a sign by
-        such with one; 128, which stands for 0, in the columns that are kept.
-      scales: float32, shape (padded vocabulary,). What an integer is a multiple of.
+        native code reads. Integers in [-127, 127], plus 128, since the processor multiplies unsigned numbers by signed
+        ones; 128, which encodes 0, in the columns that are kept.
+      scales: float32, shape (padded vocabulary,). The value of one unit of an entry's integers.
       errors: float32, shape (padded vocabulary,). ||W_v - Q_v|| without the kept columns, rounded up; -inf for padding.
       norms: float32, shape (padded vocabulary,). ||Q_v||, rounded up.
-      kept: int32, shape (columns,). Columns that stand out, which would make all others coarse.
+      kept: int32, shape (columns,). Outlier columns, whose scale would make all others coarse.
       kept_weights: float32, shape (columns, padded vocabulary).
-      kept_norms: float32, shape (padded vocabulary,). Of their rows, rounded up.
+      kept_norms: float32, shape (padded vocabulary,). Norms of each entry's kept weights, rounded up.
     """
 
     weights: jax.Array
@@ -73,11 +74,11 @@ class CertifiedHead(NamedTuple):
 
 
 def heads_of_form(form: str, weights: Sequence[tuple[jax.Array, int]]) -> list[CertifiedHead | None]:
-    """Returns the heads that certify decisions, one for each kernel of a model; None where exact heads decide.
+    """Returns the certified heads, one for each kernel of a model; None where exact heads decide.
 
     Args:
-      form: As `head_forms.head_form` returns it.
-      weights: Of each head, shape (width, vocabulary) or its transpose, with the axis of the vocabulary.
+      form: The form that `head_forms.head_form` returns.
+      weights: Weights of each head, shape (width, vocabulary) or its transpose, with the axis of the vocabulary.
     """
     if form == "exact":
         return [None] * len(weights)
@@ -92,7 +93,7 @@ def quantised_head(exact: jax.Array) -> CertifiedHead:
     vocab_size, width = weights.shape
     padded_size = -(-vocab_size // BLOCK) * BLOCK
     reach = np.abs(weights).max(axis=0).astype(np.float32)
-    # Of those that are used: some models leave columns empty.
+    # The median is over columns in use: some models leave columns empty.
     usual = np.median(reach[reach > 0]) if reach.any() else 0
     stand_out = min(_MOST_KEPT, int((reach > _OUTLIER * usual).sum()))
     kept = np.argsort(-reach, kind="stable")[:stand_out].astype(np.int32)
@@ -107,7 +108,7 @@ def quantised_head(exact: jax.Array) -> CertifiedHead:
         part = weights[rows].astype(np.float64)
         part[:, kept] = 0
         scales[rows] = np.abs(part).max(axis=1) / 127
-        # Processors may take smaller numbers for 0.
+        # Processors may flush smaller numbers to 0.
         scales[rows][scales[rows] < _SMALLEST] = 0
         multiples = np.divide(part, scales[rows, None], out=np.zeros_like(part), where=scales[rows, None] > 0)
         quantised[rows] = np.rint(multiples).clip(-127, 127)
@@ -115,7 +116,7 @@ def quantised_head(exact: jax.Array) -> CertifiedHead:
         errors[rows] = _rounded_up(np.linalg.norm(part - coarse, axis=1))
         norms[rows] = _rounded_up(np.linalg.norm(coarse, axis=1))
     if not is_finite:
-        # Then nothing is certain.
+        # With infinite errors, nothing is certain.
         errors[:] = np.inf
     return CertifiedHead(
         weights=exact,
@@ -130,42 +131,42 @@ def quantised_head(exact: jax.Array) -> CertifiedHead:
 
 
 def _packed(quantised: np.ndarray) -> np.ndarray:
-    """Returns integers, int8 of shape (padded vocabulary, width), as `CertifiedHead.quantised` has them."""
+    """Returns integers, int8 of shape (padded vocabulary, width), in the layout of `CertifiedHead.quantised`."""
     width = quantised.shape[1]
     shifted = (np.pad(quantised, ((0, 0), (0, -width % 4))).view(np.uint8)) ^ np.uint8(128)
     return np.ascontiguousarray(shifted.reshape(len(quantised) // 16, 16, -1, 4).transpose(0, 2, 1, 3))
 
 
 def _rounded_up(values: np.ndarray) -> np.ndarray:
-    """Returns normal float32 numbers that are no smaller than float64 ones which rounding may have made too small."""
+    """Returns normal float32 numbers that are not below the exact values of float64 numbers with rounding errors."""
     return np.maximum(np.nextafter((values * (1 + 1e-9)).astype(np.float32), np.float32(np.inf)), _SMALLEST)
 
 
 FEW_ROWS = 8
-"""With no more, a call quantises states in two parts, and leaves less open: `kFewRows`."""
+"""Up to this many rows, a call quantises states in two parts, and leaves less open: `kFewRows`."""
 
-# Most rows at a time, whose logits stay near the processor.
+# Most rows at a time, so that their logits stay in the cache.
 _ROWS = 128
-# Entries that are computed in float32 for a row: as many blocks are looked through for them.
+# Candidates of a row, computed in float32: as many blocks are searched for them.
 _CANDIDATES, _MORE_CANDIDATES = 64, 512
-# A vector of sums, and what adds up its numbers.
+# Numbers in a vector of sums, and additions to reduce it.
 _LANES, _REDUCTION = 16, 8
-# Numbers that are known of each row.
+# Numbers that native code returns for each row.
 _FACTS = 11
-# What is lost of factors and products below the smallest normal float32, 2**-126, is then less than rounding.
+# Above these bounds, loss by factors or products below the smallest normal float32, 2**-126, is less than rounding.
 _LEAST_NORM, _LEAST_ROUNDING = 2.0**-90, 2.0**-80
-# Of a dozen operations.
+# Rounding of a dozen operations.
 _CONFIDENCE_ROUNDING = 16 * UNIT
 
 
 class Certificate(NamedTuple):
-    """What is known of every row, each of shape (rows,).
+    """The certified decision of every row, each of shape (rows,).
 
     Attributes:
       token: int32. The first of the largest logits.
-      low: float32. The confidence is at least this, with a measure of logits; else 0.
-      high: float32. And at most this.
-      is_certain: bool. Whether the three hold. Where not, they mean nothing.
+      low: float32. Lower bound of the confidence, with a measure of logits; else 0.
+      high: float32. Upper bound of the confidence, with a measure of logits; else 0.
+      is_certain: bool. Whether token and bounds are proved; if not, they are meaningless.
     """
 
     token: jax.Array
@@ -175,7 +176,7 @@ class Certificate(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Bounds of the sums over all that are no candidates, as in `DistributionBounds`."""
+    """Bounds of the sums over all tokens that are not candidates, as in `DistributionBounds`."""
 
     total_low: jax.Array
     total_high: jax.Array
@@ -184,17 +185,17 @@ class Rest(NamedTuple):
 
 
 class Screened(NamedTuple):
-    """What native code knows of the logits of every row, each of shape (rows,).
+    """The bounds of every row's logits by native code, each of shape (rows,).
 
     Attributes:
       token: int32. The first of the largest candidates.
-      largest: float32. Its logit. NaN if a candidate is no number.
+      largest: float32. Its logit. NaN if a candidate's logit is NaN.
       second: float32. The largest logit of the other candidates.
-      others_total: float32. Sum over the other candidates of exp(x), where x is what a logit is below `largest`.
-      others_weighted: float32. Of -x exp(x).
-      left: float32. No other token reaches higher.
-      rest: Sums over all that are no candidates, of what each is below `left`.
-      rounding: float32. The most that a candidate's logit is off.
+      others_total: float32. Sum over the other candidates of exp(x), where x is a logit less `largest`.
+      others_weighted: float32. Sum over the other candidates of -x exp(x).
+      left: float32. Upper bound of the logits of all tokens that are not candidates.
+      rest: Bounds of the sums over these tokens, with `left` in place of `largest`.
+      rounding: float32. Largest rounding error of a candidate's logit.
     """
 
     token: jax.Array
@@ -208,20 +209,20 @@ class Screened(NamedTuple):
 
 
 def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure, is_thorough: bool = False) -> Certificate:
-    """Returns what the quantised head proves of every state, where there is native code.
+    """Returns what the quantised head proves about every state; needs native code.
 
     Args:
-      states: Of the type of the head's weights, shape (rows, width). What they multiply (`EarlyExitT5.head_inputs`).
-      head: Of `quantised_head`.
-      measure: Of logits with `Measure.bounds`; with another, the token alone is looked for.
-      is_thorough: Whether eight times as many candidates are computed, so that less is left to bounds.
+      states: Inputs of the head (`EarlyExitT5.head_inputs`), shape (rows, width), of the type of its weights.
+      head: A head that `quantised_head` returned.
+      measure: A measure of logits with `Measure.bounds`; with any other, only the token is certified.
+      is_thorough: Whether to compute eight times as many candidates, so that less is left to bounds.
     """
     certify_part = functools.partial(_certify, head=head, measure=measure, is_thorough=is_thorough)
     return in_parts(certify_part, widened(states), most=_ROWS)
 
 
 def candidates_of(vocab_size: int, *, is_thorough: bool = False) -> int:
-    """Returns how many tokens of each row are computed in float32."""
+    """Returns how many candidates each row has, whose logits are computed in float32."""
     return min(_MORE_CANDIDATES if is_thorough else _CANDIDATES, vocab_size // 2)
 
 
@@ -237,21 +238,21 @@ def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure, is_tho
         known, blocks=len(head.scales) // BLOCK, candidates=candidates_of(vocab_size, is_thorough=is_thorough)
     )
     low, high = measure.bounds(bounds, vocab_size)
-    # What a confidence is made of is bounded with its rounding; the confidence itself, of a few operations on numbers
-    # between 0 and 1, is rounded here. NaN stays, and is no interval.
+    # The bounds of the sums include their rounding. The confidence takes a few more operations on numbers between 0
+    # and 1, whose rounding is added here. NaN stays, and fails the comparison below.
     low, high = jnp.maximum(low - _CONFIDENCE_ROUNDING, 0), jnp.minimum(high + _CONFIDENCE_ROUNDING, 1)
     return Certificate(token, low, high, is_known & (low <= high))
 
 
 def screened(states: jax.Array, head: CertifiedHead, *, is_thorough: bool = False) -> Screened:
-    """Returns what native code proves of states, float32 of shape (rows, width); the others as of `certify`."""
+    """Returns the bounds of logits by native code, for float32 states of shape (rows, width); see `certify`."""
     (rows, width), vocab_size = states.shape, len(head.weights)
     screen = jax.ffi.ffi_call(
         library.screen_target(),
         (
             jax.ShapeDtypeStruct((rows,), jnp.int32),
             jax.ShapeDtypeStruct((rows, _FACTS), jnp.float32),
-            # Room for the candidates: how many there are to be, it takes from here.
+            # Room for the candidates, whose number native code takes from this shape.
             jax.ShapeDtypeStruct((rows, candidates_of(vocab_size, is_thorough=is_thorough)), jnp.int32),
         ),
     )
@@ -266,7 +267,7 @@ def screened(states: jax.Array, head: CertifiedHead, *, is_thorough: bool = Fals
         head.kept_weights,
         head.weights,
     )
-    # Of several that reach as high, all that are not chosen are left.
+    # Tokens with equal upper bounds that are not chosen as candidates count in `left`.
     largest, second, others_total, others_weighted, left, *rest, norm, head_norm = facts.T
     return Screened(
         token=token,
@@ -281,14 +282,14 @@ def screened(states: jax.Array, head: CertifiedHead, *, is_thorough: bool = Fals
 
 
 def _rounding_of(norm: jax.Array, head_norm: jax.Array, *, additions: int) -> jax.Array:
-    """Returns the most that logits are off, (rows,), given how many numbers the longest sum has added.
+    """Returns the largest rounding error of logits, (rows,).
 
-    It is inf where numbers are so small that what processors take for 0 is more than rounding.
+    It is inf where numbers are so small that flushing to 0 loses more than rounding.
 
     Args:
-      norm: shape (rows,). Of the states.
-      head_norm: shape (rows,). The largest of the weights that they are multiplied by.
-      additions: Numbers.
+      norm: shape (rows,). Norms of the states.
+      head_norm: shape (rows,). Largest norm of the weights that multiply each.
+      additions: Additions of the longest sum.
     """
     rounding = additions * UNIT * head_norm * norm
     is_large = (head_norm >= _LEAST_NORM) & (norm >= _LEAST_NORM) & (rounding >= _LEAST_ROUNDING)
@@ -296,11 +297,10 @@ def _rounding_of(norm: jax.Array, head_norm: jax.Array, *, additions: int) -> ja
 
 
 def _distribution_bounds(known: Screened, *, blocks: int, candidates: int) -> DistributionBounds:
-    """Returns the bounds of sums of what logits are below the largest, whose own terms are 1 and 0."""
+    """Returns the bounds of sums over logits less the largest, whose own terms are 1 and 0."""
     rest = _moved(known.rest, known.largest - known.left)
     second_high = jnp.maximum(known.second, known.left - known.rounding) - known.largest
-    # Sums may be off by as many units as they have numbers. Those over the rest are made block by block, of several
-    # vectors each.
+    # The rounding error of a sum is at most a unit per number. Sums over the rest add blocks, of several vectors each.
     error, rest_error = 2 * (candidates + 16) * UNIT, 2 * (blocks + 2 * _LANES + 16) * UNIT
     # A difference of two logits.
     shift = 2 * known.rounding
@@ -322,9 +322,9 @@ def _distribution_bounds(known: Screened, *, blocks: int, candidates: int) -> Di
 
 
 def _moved(rest: Rest, shift: jax.Array) -> Rest:
-    """Returns the same sums of what each is below a number that is larger by `shift`, (rows,)."""
+    """Returns the same sums relative to a logit that is larger by `shift`, (rows,)."""
     weight = jnp.exp(-shift)
-    # 0 times inf is NaN, and stands for 0.
+    # 0 times inf is NaN, but must be 0.
     shift = jnp.where(weight > 0, shift, 0)
     return Rest(
         total_low=weight * rest.total_low,

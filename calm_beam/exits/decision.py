@@ -1,7 +1,7 @@
-"""What a decision needs of the output distribution: the best token, and how sure it is.
+"""Decisions by the output distribution: the best token, and its confidence.
 
-A few numbers of a row's logits are enough; those of parts of the vocabulary are merged. Rows are taken in parts,
-where what is computed for all of them at once would be too large.
+A few numbers summarise a row's logits, and summaries of parts of the vocabulary are merged. Rows are processed in
+parts where the logits of all of them at once would be too large.
 """
 
 import functools
@@ -21,17 +21,17 @@ _NO_TOKEN = 2**31 - 1
 
 
 class Summary(NamedTuple):
-    """What a decision needs of some logits of every row; merged, it is that of their union.
+    """The summary of some logits of every row that a decision needs; merging gives the summary of their union.
 
-    A NaN counts as the largest of logits.
+    A NaN counts as the largest logit.
 
     Attributes:
       largest: float32. The largest logit, inf for NaN.
       token: int32. Its first index, -1 for NaN.
-      second: float32. The second largest; the same number again if the largest occurs twice. Without meaning where
-        there is a NaN.
+      second: float32. The second largest; the same number again if the largest occurs twice. Meaningless if there is a
+        NaN.
       total: float32. Sum of exp(logit - largest).
-      weighted: float32. Sum of exp(logit - largest) (logit - largest), of which the entropy is made.
+      weighted: float32. Sum of exp(logit - largest) (logit - largest), for the entropy.
     """
 
     largest: jax.Array
@@ -42,17 +42,17 @@ class Summary(NamedTuple):
 
 
 class DistributionBounds(NamedTuple):
-    """Bounds of what a `Summary` says, where only the largest logits are known.
+    """Bounds of the numbers of a `Summary`, where only the largest logits are known.
 
     Each is float32, of shape (rows,); x is a logit less the largest.
 
     Attributes:
-      gap_low: Of the second largest x, at most 0.
-      gap_high: Of the same.
-      total_low: Of the sum of exp(x), at least 1.
-      total_high: Of the same.
-      weighted_low: Of the sum of -x exp(x), at least 0.
-      weighted_high: Of the same.
+      gap_low: Lower bound of the second largest x, at most 0.
+      gap_high: Upper bound of the second largest x.
+      total_low: Lower bound of the sum of exp(x), at least 1.
+      total_high: Upper bound of the sum of exp(x).
+      weighted_low: Lower bound of the sum of -x exp(x), at least 0.
+      weighted_high: Upper bound of the sum of -x exp(x).
     """
 
     gap_low: jax.Array
@@ -71,7 +71,7 @@ def nothing(shape: tuple[int, ...]) -> Summary:
 
 
 def merged(one: Summary, other: Summary) -> Summary:
-    """Returns the summary of the logits of both, of arrays of one shape."""
+    """Returns the summary of the logits of both; all arrays have the same shape."""
     largest = jnp.maximum(one.largest, other.largest)
     tokens = [jnp.where(part.largest == largest, part.token, _NO_TOKEN) for part in (one, other)]
     second = jnp.maximum(jnp.minimum(one.largest, other.largest), jnp.maximum(one.second, other.second))
@@ -81,9 +81,9 @@ def merged(one: Summary, other: Summary) -> Summary:
 
 
 def union(parts: Summary) -> Summary:
-    """Returns the summary, each (rows, 1), of all that summaries, each (rows, parts), are of."""
+    """Returns the merged summary, each (rows, 1), of summaries of parts, each (rows, parts)."""
     largest = jnp.max(parts.largest, axis=1, keepdims=True)
-    # Not argmax: it reduces pairs. Of several that are equally large, the first.
+    # Not argmax, which reduces pairs. Of several equal logits, the first.
     token = jnp.min(jnp.where(parts.largest == largest, parts.token, _NO_TOKEN), axis=1, keepdims=True)
     second = jnp.max(jnp.where(parts.token == token, parts.second, parts.largest), axis=1, keepdims=True)
     total = jnp.sum(parts.total * exp_below(parts.largest, largest), axis=1, keepdims=True)
@@ -92,7 +92,7 @@ def union(parts: Summary) -> Summary:
 
 
 def of_part(summary: Summary, first: jax.Array) -> Summary:
-    """Returns the summary of all logits that a part has from entry `first` on, to be merged, given it settled."""
+    """Returns a settled summary of a part that begins at entry `first` in a form that can be merged."""
     is_nan, is_finite = jnp.isnan(summary.largest), jnp.isfinite(summary.largest)
     return Summary(
         jnp.where(is_nan, jnp.float32(jnp.inf), summary.largest),
@@ -104,9 +104,9 @@ def of_part(summary: Summary, first: jax.Array) -> Summary:
 
 
 def _weighted_below(part: Summary, largest: jax.Array) -> jax.Array:
-    """Returns what the weighted sum of a part is in terms of a larger `largest`."""
+    """Returns the weighted sum of a part relative to a larger `largest`."""
     scale = exp_below(part.largest, largest)
-    # 0 times -inf is NaN, and stands for 0.
+    # 0 times -inf is NaN, but must be 0.
     shift = jnp.where(scale > 0, part.largest - largest, jnp.float32(0))
     return scale * (part.weighted + shift * part.total)
 
@@ -117,7 +117,7 @@ def exp_below(values: jax.Array, largest: jax.Array) -> jax.Array:
 
 
 def settled(summary: Summary) -> Summary:
-    """Returns a summary of all logits as numbers to use: where one is NaN, `largest` is NaN and `token` 0.
+    """Returns the final form of a summary of all logits: where one is NaN, `largest` is NaN and `token` 0.
 
     Where the largest is not finite, `total` and `weighted` are NaN.
     """
@@ -135,13 +135,14 @@ def settled(summary: Summary) -> Summary:
 # Most rows, and entries of the vocabulary, whose logits are held at a time: 4 MiB, which stay in the cache. Fewer rows
 # would read the weights more often.
 _ROWS, _ENTRIES = 512, 2048
-# On a CPU, a block of the vocabulary is a copy of its weights, which takes longer than so few rows: all of their logits
-# are held, and reduced by so many rows as stay in the cache. A TPU multiplies blocks where they are, and keeps all
-# logits of few rows in its own memory.
+# On a CPU, a block of the vocabulary copies its weights, which takes longer than computing few rows. So all logits of
+# few rows are held, and as many rows are reduced at a time as stay in the cache. A TPU multiplies blocks in place, and
+# keeps all logits of few rows in its own memory.
 _FEW_ROWS, _ROWS_REDUCED = 64, 8
-# Logits that a GPU holds at a time: 32 MiB, which stay in its second cache. Of blocks in a loop it copies the weights.
+# Logits that a GPU holds at a time: 32 MiB, which stay in its L2 cache. Blocks are unrolled, since in a loop a GPU
+# copies their weights.
 _GPU_LOGITS = 1 << 23
-# Entries that are reduced side by side: a reduction along the innermost axis alone is not vectorised on CPU.
+# Entries that are reduced next to each other: a reduction along the innermost axis alone is not vectorised on CPU.
 _ABREAST = 128
 _Rows = TypeVar("_Rows")
 _Values = TypeVar("_Values")
@@ -159,16 +160,16 @@ def decide(
     """Returns token, confidence and finiteness of every state, without holding all logits if the measure allows it.
 
     Args:
-      states: shape (rows, width). What the head's weights multiply (`EarlyExitT5.head_inputs`).
+      states: shape (rows, width). Inputs of the head (`EarlyExitT5.head_inputs`).
       weights: shape (width, vocabulary), or its transpose (`EarlyExitT5.head_weights`).
       vocab_axis: Axis of the vocabulary in `weights`.
-      measure: Of logits; with another, the confidence is 0 here.
-      precision: Of whose type states and weights are; the logits are float32.
-      cap: What the model keeps logits within (`numerics.capped`); None if they are as they come.
+      measure: A measure of logits; with any other, the confidence is 0 here.
+      precision: Its type is that of states and weights; the logits are float32.
+      cap: The model's cap on logits (`numerics.capped`); None if it has none.
 
     Returns:
       int32, float32 and bool, each of shape (rows,). The token is the first of the largest logits.
-      Where a logit is NaN, the token is 0 and nothing is finite.
+      Where a logit is NaN, the token is 0 and finiteness is false.
     """
     if not _takes_summaries(measure):
         return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure, precision=precision, cap=cap)
@@ -176,7 +177,7 @@ def decide(
 
 
 def _takes_summaries(measure: Measure) -> bool:
-    """Returns whether a measure needs no more of logits than a summary of them."""
+    """Returns whether a summary of the logits is enough for a measure."""
     return measure.needs is not Need.LOGITS or measure.of_summary is not None
 
 
@@ -188,7 +189,7 @@ def _decided_by_part(
     precision: Precision,
     cap: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns what is decided by summaries, where each device may have a part of the vocabulary."""
+    """Returns decisions by summaries, where each device may have a part of the vocabulary."""
 
     def of_device(states: jax.Array, part: jax.Array, first: Any) -> Summary:
         summary = _summarise_in_blocks(states, part, vocab_axis, measure, precision, cap)
@@ -211,15 +212,15 @@ def decide_by_each(
     precision: Precision,
     cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns what `decide` does by several measures, of which one summary of the logits is made.
+    """Returns the decisions of `decide` by several measures, from one summary of the logits.
 
     Args:
-      states: As of `decide`, like what is not named here.
-      weights: As of `decide`.
-      vocab_axis: As of `decide`.
+      states: See `decide`.
+      weights: See `decide`.
+      vocab_axis: See `decide`.
       measures: At least one.
-      precision: As of `decide`.
-      cap: As of `decide`.
+      precision: See `decide`.
+      cap: See `decide`.
 
     Returns:
       Token and finiteness, each of shape (rows,), and between them confidences, (measures, rows).
@@ -238,7 +239,7 @@ def decide_by_each(
 
 
 def _jointly(measures: Sequence[Measure]) -> Measure:
-    """Returns a measure whose confidences, (measures, rows), are those of each."""
+    """Returns a measure whose confidences, (measures, rows), are those of several measures."""
 
     def of_summary(summary: Summary, vocab_size: int) -> jax.Array:
         return jnp.stack([measure.of_summary(summary, vocab_size) for measure in measures if measure.of_summary])
@@ -271,7 +272,10 @@ def _summarise_in_blocks(
 def _in_blocks(
     project: Callable[[jax.Array, Any, int], jax.Array], states: jax.Array, *, vocab_size: int, measure: Measure
 ) -> Summary:
-    """Returns the summary, each (rows,), of logits that `project` makes of some states from an entry on, so many."""
+    """Returns the summary, each (rows,), of the logits of states.
+
+    `project` returns the logits of some states for a number of entries from an entry on.
+    """
     whole, rest = divmod(vocab_size, _ENTRIES)
     platform = jax.default_backend()
 
@@ -301,10 +305,10 @@ def _in_blocks(
 
 
 def _of_block(logits: jax.Array, first: Any, measure: Measure) -> Summary:
-    """Returns the summary, each (rows,), of a block of logits, (rows, entries); 0 in what the measure does not need."""
+    """Returns the summary, each (rows,), of a block of logits, (rows, entries); 0 where the measure needs none."""
     rows, entries = logits.shape
     abreast = _ABREAST if entries % _ABREAST == 0 else 1
-    # [rows, entries] -> [rows, groups, abreast]: first over groups, then over what is left.
+    # [rows, entries] -> [rows, groups, abreast]: reduce over groups first, then over the last axis.
     grouped = logits.reshape(rows, -1, abreast)
 
     def reduced(reduce: Callable[..., jax.Array], values: jax.Array) -> jax.Array:
@@ -315,11 +319,11 @@ def _of_block(logits: jax.Array, first: Any, measure: Measure) -> Summary:
     index = (jax.lax.broadcasted_iota(jnp.int32, shape, 0) * abreast + jax.lax.broadcasted_iota(jnp.int32, shape, 1))[
         None
     ]
-    # A maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2), and a broken model would go unnoticed. To
-    # ask for one by a reduction of its own would take as long as all others.
+    # A maximum alone ignores a NaN among numbers on CPU (jaxlib 0.10.2), and a broken model would go unnoticed. A
+    # separate reduction for NaN would take as long as all others.
     is_nan = jnp.isnan(grouped)
     largest = reduced(jnp.max, jnp.where(is_nan, jnp.float32(jnp.inf), grouped))
-    # Not argmax: a reduction of pairs, which is many times slower on CPU. Below every index where there is a NaN.
+    # Not argmax: a reduction of pairs, which is many times slower on CPU. -1, below every index, where there is a NaN.
     place = reduced(jnp.min, jnp.where(is_nan, -1, jnp.where(grouped == largest, index, entries)))
     second = total = weighted = jnp.zeros_like(largest)
     if "second" in measure.summary_parts:
@@ -344,7 +348,7 @@ def _decided(summary: Summary, measure: Measure, vocab_size: int) -> tuple[jax.A
 def _logits(
     states: jax.Array, weights: jax.Array, vocab_axis: int, precision: Precision, cap: float | None
 ) -> jax.Array:
-    """Returns the float32 logits of rows for the entries that the weights are of."""
+    """Returns the float32 logits of rows for the entries of the given weights."""
     logits = product(states, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(precision))
     return capped(logits, cap)
 
@@ -358,9 +362,9 @@ def decide_by_logits(
     precision: Precision,
     cap: float | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Does what `decide` does with all logits of a row, which a measure may want; takes some rows at a time.
+    """Returns the decisions of `decide` from all logits of a row, which some measures need; takes some rows at a time.
 
-    Devices that share the head exchange numbers once: summaries of their logits, or these where the measure wants all.
+    Devices that share the head communicate once: they exchange summaries, or all logits if the measure needs them.
     """
     if parts() > 1 and _takes_summaries(measure):
         return _decided_by_part(states, weights, vocab_axis, measure, precision, cap)
@@ -379,13 +383,13 @@ def decide_by_logits(
 
 
 def in_parts(compute: Callable[[_Rows], _Values], rows: _Rows, *, most: int) -> _Values:
-    """Returns what a function makes of rows, taking at most so many at a time.
+    """Returns the results of a function for rows, which it gets in parts.
 
     Args:
       compute: Returns an array, or a tuple of arrays, whose first axis is that of the rows.
-      rows: An array, or a tuple of arrays, of as many rows. More of them than `most` are halved as long as their number
-        is even.
-      most: Rows.
+      rows: An array, or a tuple of arrays, of equally many rows. Parts of more than `most` rows are halved as long as
+        their number is even.
+      most: Most rows of a part, if they can be halved so often.
     """
     count = together = jax.tree.leaves(rows)[0].shape[0]
     while together % 2 == 0 and together > most:

@@ -1,4 +1,4 @@
-"""The forms that the output head comes in: exact, or in 8 bits by native code (`certified_head`)."""
+"""The forms of the output head: exact, or certified in 8 bits by native code (`certified_head`)."""
 
 from calm_beam.errors import UsageError
 from calm_beam.precision import Precision
@@ -6,26 +6,26 @@ from calm_beam.precision import Precision
 from .measures import Measure, Need
 
 EXIT_HEADS = ("auto", "exact", "int8")
-"""What `--exit_head` takes: a form, or `auto`, which goes by the head's size and by native code being there."""
+"""Values of `--exit_head`: a form, or `auto`, which depends on the head's size and on native code."""
 
 GONE = {
     "bfloat16": "bfloat16 is gone: certified heads gain by native code alone, which has int8. That decides as bfloat16 "
     "did, but for near ties"
 }
-"""Names that earlier versions took, each with what is said of it."""
+"""Names that earlier versions took, each with an explanation for the error message."""
 
-# Smaller heads are exact: what is saved is less than what the bounds cost.
+# Smaller heads are exact: the bounds cost more than they save.
 SMALLEST_CERTIFIED = 1 << 22
-# Numbers of float32 that a certified head has of each entry of the vocabulary, besides what it is quantised to: four,
-# those of 16 columns that stand out, and one for padding and the like.
+# float32 numbers that a certified head has for each entry of the vocabulary, besides its quantised weights: four, those
+# of 16 outlier columns, and one for padding and the like.
 _NUMBERS_OF_ENTRY = 21
 
 
 def check_name(exit_head: str) -> None:
-    """Checks that there is such a form.
+    """Checks that a form of the head exists.
 
     Raises:
-      ValueError: If there is none, or no more.
+      ValueError: If it does not exist, or no longer.
     """
     if exit_head not in EXIT_HEADS:
         gone = f" {GONE[exit_head]}." if exit_head in GONE else ""
@@ -33,10 +33,10 @@ def check_name(exit_head: str) -> None:
 
 
 def check_head(exit_head: str, precision: Precision) -> None:
-    """Checks that a form of the head can decide what a model computes.
+    """Checks that a form of the head can decide in a precision.
 
     Raises:
-      ValueError: If there is no such form, or it certifies sums of exact products and the model's are rounded.
+      ValueError: If there is no such form, or it certifies sums of exact products and the model's products are rounded.
     """
     check_name(exit_head)
     if exit_head == "int8" and precision.matmul_precision != "highest":
@@ -49,20 +49,20 @@ def check_head(exit_head: str, precision: Precision) -> None:
 def head_form(exit_head: str, *, measure: Measure, precision: Precision, size: int, why_not: str | None) -> str:
     """Returns the form of the head that decides, as it is recorded: `exact`, or `uint8`, which is int8 by native code.
 
-    Nothing is timed: the same machine, model and request give the same form. `auto` takes native code's wherever there
-    is such code and the head is not small, which was the fastest at every size measured.
+    Nothing is timed: the same machine, model and request give the same form. `auto` takes `uint8` wherever there is
+    native code and the head is not small; that was the fastest at every size measured.
 
     Args:
       exit_head: One of `EXIT_HEADS`.
-      measure: What decides. For one of the user's own, of logits, nothing can be certified.
-      precision: Of the model. Where products are rounded more than float32 does, nothing can be certified: the bounds
-        are about the products of real numbers.
-      size: Weights of a head.
-      why_not: Why native code cannot decide by a head; None if it can.
+      measure: The measure that decides. A user's measure of logits cannot be certified.
+      precision: The model's precision. If products are rounded more than in float32, nothing can be certified: the
+        bounds are about the products of real numbers.
+      size: Number of weights of a head.
+      why_not: The reason why native code cannot certify decisions; None if it can.
 
     Raises:
-      UsageError: If `exit_head` is `int8`, and native code cannot, or the measure is the user's own.
-      ValueError: As `check_head`.
+      UsageError: If `exit_head` is `int8`, and native code cannot certify, or the measure has no bounds.
+      ValueError: As `check_head` raises.
     """
     check_head(exit_head, precision)
     if exit_head == "int8" and why_not:
@@ -82,7 +82,7 @@ def head_form(exit_head: str, *, measure: Measure, precision: Precision, size: i
 
 
 def _may_certify(exit_head: str, precision: Precision, *, size: int) -> bool:
-    """Returns whether a certified head may decide, of a head with so many weights."""
+    """Returns whether a certified head may decide, for a head of `size` weights."""
     if exit_head == "exact" or precision.matmul_precision != "highest":
         return False
     return exit_head != "auto" or size >= SMALLEST_CERTIFIED
@@ -91,15 +91,15 @@ def _may_certify(exit_head: str, precision: Precision, *, size: int) -> bool:
 def certified_bytes(
     exit_head: str, precision: Precision, *, vocab_size: int, width: int, is_by_entry: bool, heads: int
 ) -> int:
-    """Returns what certified heads take at most, beside the model's own weights.
+    """Returns the most bytes that certified heads take, in addition to the model's own weights.
 
     Args:
-      exit_head: One of `EXIT_HEADS`, or what `head_form` returned.
-      precision: Of the model.
+      exit_head: One of `EXIT_HEADS`, or a form that `head_form` returned.
+      precision: The model's precision.
       vocab_size: Entries of the vocabulary.
-      width: Of the model.
-      is_by_entry: Whether the head's weights are stored entry by entry, as an embedding's; if not, they are copied so.
-      heads: How many heads there are.
+      width: Width of the model.
+      is_by_entry: Whether the head's weights are stored entry by entry, like an embedding; if not, they are copied.
+      heads: Number of heads.
     """
     size = vocab_size * width
     if not _may_certify(exit_head, precision, size=size):

@@ -1,8 +1,7 @@
-"""The exit rule: everything but the threshold that decides where a token exits.
+"""The exit rule: everything but the threshold that determines where a token exits.
 
-It names a confidence measure, a schedule and a state propagation: how sure a layer is, how the threshold moves over the
-positions of an output, and what the layers that a token skipped make their keys and values of. Standard library only:
-manifests read this.
+It names a confidence measure, a schedule for the threshold over the positions of an output, and a state propagation,
+which fills the cache of skipped layers. Standard library only, since manifests read this.
 """
 
 import dataclasses
@@ -17,20 +16,20 @@ TOKEN_SOURCES = ("exit_layer", "last_layer")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExitRule:
-    """How confidence is measured and compared, and what a skipped layer is given.
+    """How exits are decided: confidence measure, schedule, state propagation and exit layers.
 
     Attributes:
-      confidence: Name of one of `MEASURES`, or of a measure of the user's, `module:name`.
-      schedule: Name of one of `SCHEDULES`: how the threshold moves over positions.
+      confidence: Name of one of `MEASURES`, or of a user's measure, `module:name`.
+      schedule: Name of one of `SCHEDULES`: how the threshold changes over positions.
       tau: Temperature of a decaying schedule; None with `constant`.
-      state_propagation: Name of one of `PROPAGATIONS`: what skipped layers make their keys and values from.
-      token_from: `exit_layer`, or `last_layer`: the token is the last layer's prediction whatever layer exited, so that
-        exits show in the cache only (T5X's `oracle_tok_noisy_cache`).
-      min_exit_layer: Lowest layer that may exit, counted from 1.
-      exit_interval: Distance between layers that may exit, from `min_exit_layer` on. The last layer always may.
-      patience: How many layers a measure that compares predicted tokens looks at; None with other measures.
-      confidence_source: Of a measure of the user's, `source_digest` of the file it was calibrated with; None for one of
-        ours, and where nobody asked.
+      state_propagation: Name of one of `PROPAGATIONS`: how the cache of skipped layers is filled.
+      token_from: `exit_layer`, or `last_layer`: the token is then the last layer's prediction at any exit layer, so
+        that exits show in the cache only (T5X's `oracle_tok_noisy_cache`).
+      min_exit_layer: Lowest exit layer, counted from 1.
+      exit_interval: Distance between exit layers, from `min_exit_layer` on. The last layer is always one.
+      patience: How many layers a measure of predicted tokens compares; None with other measures.
+      confidence_source: For a user's measure, `source_digest` of the file it was calibrated with; None for built-in
+        measures, and where it is not recorded.
     """
 
     confidence: str = "softmax"
@@ -79,10 +78,10 @@ class ExitRule:
             )
 
     def measure(self) -> Measure:
-        """Returns the confidence measure. One of the user's is imported, which runs code.
+        """Returns the confidence measure. A user's measure is imported, which runs code.
 
         Raises:
-          MeasureError: If it cannot be had, or is not the one that was calibrated.
+          MeasureError: If it cannot be imported, or is not the one that was calibrated.
         """
         measure = measure_named(self.confidence)
         if self.confidence_source is not None:
@@ -97,10 +96,10 @@ class ExitRule:
         return measure
 
     def with_source(self) -> Self:
-        """Returns the rule with `confidence_source` as it is now, if it lacks one: for whoever calibrates.
+        """Returns the rule with the current `confidence_source`, if it lacks one; for calibration.
 
         Raises:
-          MeasureError: If the measure cannot be had, or its module has no file.
+          MeasureError: If the measure cannot be imported, or its module has no file.
         """
         if not is_own(self.confidence) or self.confidence_source is not None:
             return self
@@ -111,13 +110,13 @@ class ExitRule:
         return PROPAGATIONS[self.state_propagation]
 
     def needs_full_model(self) -> bool:
-        """Returns whether every layer has to run for every token, so that exits save nothing: for analysis only."""
+        """Returns whether every layer has to run for every token, so that exits save nothing; for analysis only."""
         return self.reason_for_full_model() is not None
 
     def reason_for_full_model(self) -> str | None:
         """Returns the first setting for which every layer has to run; None if there is none. Imports no measure."""
         known = MEASURES.get(self.confidence)
-        # A measure of the user's may not need the last layer.
+        # A user's measure may not need the last layer.
         if known is not None and known.needs is Need.LAST_TOKEN:
             return f"confidence {self.confidence!r}"
         if self.propagation().needs_full_model:
@@ -125,9 +124,9 @@ class ExitRule:
         return f"token_from {self.token_from!r}" if self.token_from != "exit_layer" else None
 
     def shares_sweep_by(self) -> tuple[object, ...]:
-        """Returns what rules must have in common to share a sweep: what skipped layers keep of a token.
+        """Returns a key that rules must have in common to share a sweep; it determines the cache of skipped layers.
 
-        A rule that needs every layer for every token, or all logits of a row, shares none.
+        A rule that needs every layer for every token, or all logits of a row, shares no sweep.
         """
         measure = self.measure()
         takes_all_logits = measure.needs is Need.LOGITS and measure.of_summary is None
@@ -138,10 +137,10 @@ class ExitRule:
         return (propagation.name, self.token_from, first_layer)
 
     def check_served(self) -> None:
-        """Checks that something can be skipped by this rule.
+        """Checks that the rule lets tokens skip layers, so that it can be served.
 
         Raises:
-          ValueError: If every layer has to run.
+          ValueError: If every layer has to run for every token.
         """
         if reason := self.reason_for_full_model():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Exit thresholds: grids of them, in the order in which they are tested, and their values at each decoding step."""
+"""Exit thresholds: grids in the order of testing, and the thresholds of each decoding step."""
 
 import itertools
 from collections.abc import Iterable
@@ -11,19 +11,19 @@ from calm_beam.risk import elementary
 from .rule import ExitRule
 from .schedules import SCHEDULES
 
-# Every threshold is decoded for every prompt.
+# A finer grid is refused, since every threshold is decoded for every prompt.
 _FINEST_STEP = 0.001
 
 
 def descending_grid(thresholds: Iterable[float]) -> tuple[float, ...]:
-    """Returns thresholds in the order in which they are tested: strictly descending.
+    """Returns thresholds in the order of testing: strictly descending.
 
     Args:
-      thresholds: Any order, at least one.
+      thresholds: At least one, in any order.
 
     Raises:
-      ValueError: If there is none, one is outside [0, 1] or NaN, or two are equal (also when only as float32, the type
-        that confidences are compared in).
+      ValueError: If there is none, one is outside [0, 1] or NaN, or two are equal in float32, the type in which
+        confidences are compared.
     """
     grid = tuple(sorted((float(threshold) for threshold in thresholds), reverse=True))
     if not grid:
@@ -40,8 +40,8 @@ def descending_grid(thresholds: Iterable[float]) -> tuple[float, ...]:
 def uniform_grid(step: float) -> tuple[float, ...]:
     """Returns the multiples of `step` below 1, descending to 0.
 
-    1 itself is left out: next to "never exit", which is always the fallback, it would cost a full decode for almost
-    nothing. `--thresholds` takes any grid.
+    1 itself is left out: since "never exit" is always the fallback, it would cost a full decode for almost no gain.
+    `--thresholds` takes any grid.
 
     Args:
       step: In [0.001, 1).
@@ -63,10 +63,10 @@ def uniform_grid(step: float) -> tuple[float, ...]:
 
 
 def threshold_factors(rule: ExitRule, max_decode_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the schedule as numbers: the threshold at step t is clip(scale[t] * threshold + shift[t], 0, 1).
+    """Returns scale and shift of a schedule: the threshold at step t is clip(scale[t] * threshold + shift[t], 0, 1).
 
     Args:
-      rule: Names the schedule and its tau.
+      rule: A rule, which names the schedule and its tau.
       max_decode_length: N, the largest number of generated tokens.
 
     Returns:
@@ -85,7 +85,7 @@ def threshold_factors(rule: ExitRule, max_decode_length: int) -> tuple[np.ndarra
 def scheduled_thresholds(rule: ExitRule, thresholds: tuple[float, ...], *, max_decode_length: int) -> np.ndarray:
     """Returns the float32 threshold of every step, shape (max_decode_length, thresholds).
 
-    Rounded to float32 last, since confidences are float32 and ties matter.
+    Rounding to float32 comes last, since confidences are float32 and ties matter.
     """
     scale, shift = threshold_factors(rule, max_decode_length)
     exact = scale[:, None] * np.asarray(thresholds, np.float64)[None] + shift[:, None]

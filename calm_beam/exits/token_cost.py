@@ -1,10 +1,10 @@
-"""What a token costs by the layer where it leaves: one sum, whatever it is made of and counted in.
+"""The cost of a token by its exit layer: one sum, in any unit.
 
-    cost = output + layers gone through * layer + layers skipped * skipped + exit tests * test
+    cost = output + layers run * layer + layers skipped * skipped + exit tests * test
 
-In seconds that were measured (`evaluation/serving_speed.py`) or are forecast of a device
-(`evaluation/device_forecast.py`), in operations (`evaluation/flops.py`), or in layers. What is cheapest at the same
-promise differs between them: a test of logits may cost as much as several layers.
+The unit is seconds, measured (`evaluation/serving_speed.py`) or forecast for a device
+(`evaluation/device_forecast.py`), operations (`evaluation/flops.py`), or layers. The cheapest rule at the same
+guarantee depends on the unit: a test of logits may cost as much as several layers.
 """
 
 import bisect
@@ -18,14 +18,14 @@ from .rule import ExitRule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenCost:
-    """What a token costs, in any unit.
+    """The costs that make up the cost of a token, in any unit.
 
     Attributes:
       layers: Decoder depth L.
-      layer: A layer that it goes through.
-      skipped: A layer that it skips, whose keys and values are made of what is passed on.
-      output: All that a token costs besides, the head that gives it included.
-      tests: An exit test, by what its measure needs; nothing for needs that are not there.
+      layer: Cost of a layer that is run.
+      skipped: Cost of a skipped layer, whose keys and values are filled by state propagation.
+      output: All other costs of a token, including the head that predicts it.
+      tests: Cost of an exit test, by the need of its measure; 0 for needs that are missing.
     """
 
     layers: int
@@ -36,19 +36,19 @@ class TokenCost:
 
     @classmethod
     def of_layers(cls, layers: int) -> Self:
-        """Returns the cost that counts layers, and nothing else."""
+        """Returns costs that count layers, and nothing else."""
         return cls(layers=layers, layer=1.0)
 
     def full(self) -> float:
-        """Returns what a token of the full model costs, which tests nothing."""
+        """Returns the cost of a token of the full model, which has no exit tests."""
         return self.layers * self.layer + self.output
 
     def at(self, layer: int, rule: ExitRule) -> float:
-        """Returns what a token costs that leaves at a layer.
+        """Returns the cost of a token that exits at a layer.
 
         Args:
           layer: From 1 to L.
-          rule: How exits are decided: what is tested, and where.
+          rule: How exits are decided: by which measure, at which layers.
         """
         test = self.tests.get(rule.measure().needs, 0.0)
         return (
@@ -59,13 +59,13 @@ class TokenCost:
         )
 
     def at_mean(self, layers: float, rule: ExitRule) -> float:
-        """Returns what tokens cost on average that leave at a mean layer, between the two nearest that may exit.
+        """Returns the mean cost of tokens with a mean exit layer, interpolated between the two nearest exit layers.
 
         Exact for a measure of logits whose exits are at equal distances up to the last layer; else an approximation,
-        since a mean does not tell how many tests there were.
+        since a mean does not determine the number of tests.
 
         Args:
-          layers: From the lowest layer that may exit to L.
+          layers: From the lowest exit layer to L.
           rule: How exits are decided.
         """
         exits = rule.exit_layers(self.layers)
@@ -76,9 +76,10 @@ class TokenCost:
 
 
 def tests_at(layer: int, rule: ExitRule, *, layers: int) -> int:
-    """Returns how many exit tests a token pays for that leaves at a layer.
+    """Returns how many exit tests a token that exits at a layer pays for.
 
-    A test of logits that lets a token out gives the token, so that one fewer is paid. The last layer is never tested.
+    With a measure of logits, the test at the exit gives the token, so that it costs nothing extra. The last layer is
+    never tested.
 
     Args:
       layer: From 1 to L.

@@ -1,4 +1,4 @@
-"""Networks whose decoders can predict after any layer, one architecture in each package.
+"""Networks whose decoders can predict after any layer, with one package for each architecture.
 
 Sizes and names of parameters need no JAX: a network is loaded when it is first used.
 """

@@ -1,9 +1,9 @@
-"""What an architecture provides apart from its network, and what the configs of all architectures have in common.
+"""The interface of an architecture apart from its network, and the common parts of the configs of all architectures.
 
-Decoder layers below the last may have parameters of their own to predict with: a norm, and the kernel of a head.
-Where they have none, the final norm and the output head are those of every layer. For these, layers are counted from
-0, as in names of parameters. Source: EE-LLM (Chen et al., 2024), which calls them exit norms and untied exit output
-weights. Token ids in a config are checked here, too. Nothing here needs JAX.
+Decoder layers below the last may have their own parameters to predict with: a norm, and the kernel of a head. Layers
+without them share the final norm and the output head. In the names of these parameters, layers are counted from 0.
+Source: EE-LLM (Chen et al., 2024), which calls them exit norms and untied exit output weights. This module also checks
+token ids in a config. It needs no JAX.
 """
 
 import abc
@@ -22,8 +22,8 @@ class ArrayType(NamedTuple):
     """Shape and type of an array.
 
     Attributes:
-      shape: Its shape.
-      dtype: Name of the type of its numbers.
+      shape: Shape.
+      dtype: Name of the type of the numbers.
     """
 
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class ArrayType(NamedTuple):
 
 
 class ModelConfig(Protocol):
-    """What the sizes of every model have; see the config of each architecture."""
+    """The fields that the config of every architecture has; see each for the others."""
 
     @property
     def vocab_size(self) -> int:
@@ -71,25 +71,25 @@ class ModelConfig(Protocol):
 
     @property
     def exit_norms(self) -> bool:
-        """Whether every decoder layer below the last has a norm of its own before the head."""
+        """Whether every decoder layer below the last has its own norm before the head."""
 
     @property
     def exit_heads(self) -> bool:
-        """Whether each of these has the kernel of a head of its own."""
+        """Whether every decoder layer below the last has its own head kernel."""
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """Token ids of which each ends an output."""
+        """Token ids that end an output."""
 
 
 class Architecture(abc.ABC):
-    """One family of models. Arguments called `config` are of its own kind of config.
+    """One family of models. Arguments called `config` are configs of this family.
 
     Attributes:
-      shares_prefixes: Whether what a prompt leaves at a position depends on the tokens up to there alone.
+      shares_prefixes: Whether a prompt's keys and values at a position depend only on the tokens up to there.
       first_kept_step: First step whose keys and values later ones attend to: 1 where the source holds those of step 0.
-      pad_id: Id that only pads, and is no token; None if every id is a token.
-      usual_dropout: Share of activations that training drops if nobody says how many; 0 if there is no dropout.
+      pad_id: Id that only pads, and is not a token; None if every id is a token.
+      usual_dropout: Default share of activations that training drops; 0 if there is no dropout.
       scales_tied_head: Whether a tied head takes states divided by the square root of their width.
     """
 
@@ -110,34 +110,34 @@ class Architecture(abc.ABC):
         """Returns the network; loads JAX.
 
         Raises:
-          UsageError: If it has no dropout and some is asked for.
+          UsageError: If the architecture has no dropout and some is requested.
         """
 
     @abc.abstractmethod
     def packed_layer(self, config: Any, *, precision: Precision) -> "PackedLayer":
-        """Returns a decoder layer of it, for packed rows; loads JAX."""
+        """Returns a decoder layer for packed rows; loads JAX."""
 
     @abc.abstractmethod
     def native_decoder(self, config: Any, parameters: Mapping[str, Any], *, terms: Sequence[Any]) -> "NativeDecoder":
         """Returns a model's decoder for native code; loads JAX.
 
         Args:
-          config: Of the model.
-          parameters: All of its arrays, as a tree.
+          config: The model's config.
+          parameters: All arrays of the model, as a tree.
           terms: The network's `path_terms`.
         """
 
     def why_not_native(self, config: Any) -> str | None:
-        """Returns what a model has that native code does not compute; None if there is nothing."""
+        """Returns the reason why native code cannot compute a model; None if it can."""
         return None
 
     def logits_cap(self, config: Any) -> float | None:
-        """Returns what a head's logits are kept within by `numerics.capped`; None if they are as they come."""
+        """Returns the cap on a head's logits, for `numerics.capped`; None if there is none."""
         return None
 
     @abc.abstractmethod
     def encoder_width(self, config: Any) -> int:
-        """Returns the width of what decoder layers make the source's keys and values of; 0 if there is no encoder."""
+        """Returns the width of the encoder's output, the input of cross-attention keys and values; 0 if none."""
 
     @abc.abstractmethod
     def first_input(self, config: Any, prompt: Sequence[int]) -> int:
@@ -145,19 +145,19 @@ class Architecture(abc.ABC):
 
     @abc.abstractmethod
     def room_for_prompts(self, config: Any, *, steps: int) -> int | None:
-        """Returns the most tokens of a prompt beside an output of so many, at least 1; None if there is no limit."""
+        """Returns the most tokens of a prompt with an output of `steps`, at least 1; None if there is no limit."""
 
     @abc.abstractmethod
     def check_positions(self, config: Any, *, source: int, steps: int) -> None:
-        """Refuses prompts and outputs, given the most tokens of each, for which a model has no positions.
+        """Checks that a model has positions for prompts and outputs, given the most tokens of each.
 
         Raises:
-          ValueError: If it has too few; says what to lower.
+          ValueError: If it has too few; the message says what to lower.
         """
 
     @abc.abstractmethod
     def taught_source(self, prompt: Sequence[int], target: Sequence[int]) -> Sequence[int]:
-        """Returns the ids that stand in the source when an output is given: at least those of the prompt."""
+        """Returns the ids of the source when an output is given: at least those of the prompt."""
 
     @abc.abstractmethod
     def initial_distribution(self, config: Any, name: str, *, shape: Sequence[int]) -> tuple[float, float]:
@@ -165,15 +165,15 @@ class Architecture(abc.ABC):
 
     @abc.abstractmethod
     def layers_in_words(self, config: Any) -> str:
-        """Returns how many layers a model has."""
+        """Returns text that says how many layers a model has."""
 
     @abc.abstractmethod
     def position_numbers(self, config: Any, *, steps: int) -> int:
-        """Returns how many numbers of 4 bytes tables by position take for outputs of so many steps."""
+        """Returns how many numbers of 4 bytes tables by position take for outputs of `steps` tokens."""
 
     @abc.abstractmethod
     def prefill_numbers(self, config: Any, *, rows: int, source: int) -> int:
-        """Returns how many numbers going through prompts of so many tokens takes at a time, its results apart."""
+        """Returns how many numbers a prefill of prompts of `source` tokens holds at a time, apart from its results."""
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -184,10 +184,10 @@ _OWN = re.compile(r"decoder/(exit_norms|exit_heads)_\d+/.*")
 
 
 def exit_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Returns name and shape of every parameter that layers have of their own, such as `decoder/exit_norms_0/scale`.
+    """Returns name and shape of the layers' own exit parameters, such as `decoder/exit_norms_0/scale`.
 
     Args:
-      config: Has `exit_norms` and `exit_heads`, which say whether there are any. Kernels are [width, vocabulary].
+      config: A config, whose `exit_norms` and `exit_heads` say whether there are any. Kernels are [width, vocabulary].
     """
     shapes = {"exit_norms": (config.emb_dim,), "exit_heads": (config.emb_dim, config.vocab_size)}
     return {
@@ -199,14 +199,14 @@ def exit_shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def exit_fields(shapes: Shapes, num_layers: int) -> dict[str, bool]:
-    """Returns which fields of a config are true of a parameter tree.
+    """Returns the config fields `exit_norms` and `exit_heads` of a parameter tree.
 
     Args:
       shapes: Name and shape of every array.
       num_layers: Decoder depth L.
 
     Raises:
-      ValueError: If some of the layers below the last have what others have not, or the last has it.
+      ValueError: If only some of the layers below the last have such a parameter, or the last has it.
     """
     found: dict[str, set[str]] = {field: set() for field in _ARRAYS}
     for name in shapes:
@@ -225,10 +225,10 @@ def exit_fields(shapes: Shapes, num_layers: int) -> dict[str, bool]:
 
 
 def check_exit_fields(config: Any) -> None:
-    """Refuses a config of a single layer whose lower layers have something.
+    """Checks that a config with exit norms or heads has at least two layers.
 
     Raises:
-      ValueError: If it is one.
+      ValueError: If it has one layer.
     """
     for field in _ARRAYS:
         if getattr(config, field) and config.num_decoder_layers < 2:
@@ -247,12 +247,12 @@ _LONGEST_SHOWN = 100
 
 
 def check_ids(name: str, ids: object, *, below: int) -> None:
-    """Refuses what is not a tuple of ascending whole numbers.
+    """Checks that ids are a tuple of distinct, ascending whole numbers.
 
     Args:
-      name: What they are called, for the message.
+      name: Their name, for the message.
       ids: The numbers.
-      below: All must be from 0 to below it.
+      below: Upper bound: each must be at least 0 and less than this.
 
     Raises:
       ValueError: If they are not.
@@ -265,11 +265,11 @@ def check_ids(name: str, ids: object, *, below: int) -> None:
 
 
 def cut(text: str) -> str:
-    """Returns a text of a file for a message: at most 100 characters of it, and dots where it is longer."""
+    """Returns text from a file for a message: at most 100 characters, with dots if it is longer."""
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def few(names: list[str]) -> str:
-    """Returns names of a file for a message: four, and how many more there are; `none` without any."""
+    """Returns names from a file for a message: four, and the number of others; `none` if there are none."""
     shown = ", ".join(cut(name) for name in names[:4]) or "none"
     return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown

@@ -1,8 +1,8 @@
-"""Early exits of a network, whatever the architecture: the output head after any layer, and the exit classifier.
+"""Early exits of a network of any architecture: the output head after any layer, and the exit classifier.
 
-All layers share the final norm and the output head, unless those below the last have a norm or a head's kernel of
-their own (`architecture.py`). In training, layer dropout makes lower layers better at predicting: rows pass decoder
-layers by, deeper ones more often.
+All layers share the final norm and the output head, unless those below the last have their own norm or head kernel
+(`architecture.py`). In training, layer dropout makes lower layers better at predicting: rows skip decoder layers,
+deeper ones more often.
 """
 
 import functools
@@ -31,38 +31,38 @@ class Projection(nn.Module):
 
 
 def exit_projections(config: ModelConfig) -> list[Projection]:
-    """Returns the heads that layers below the last have of their own; none if they share the output head."""
+    """Returns the own heads of the layers below the last; none if they share the output head."""
     count = config.num_decoder_layers - 1 if config.exit_heads else 0
     return [Projection(config.emb_dim, config.vocab_size) for _ in range(count)]
 
 
 def has_own_exits(config: ModelConfig) -> bool:
-    """Returns whether layers below the last predict with a norm, or a head, that others have not."""
+    """Returns whether layers below the last predict with their own norm or head."""
     return config.exit_norms or config.exit_heads
 
 
 def has_own_head(config: ModelConfig, layer: int) -> bool:
-    """Returns whether a layer, counted from 1, has the kernel of a head of its own."""
+    """Returns whether a layer, counted from 1, has its own head kernel."""
     return config.exit_heads and layer < config.num_decoder_layers
 
 
 def kernel_layers(config: ModelConfig) -> Sequence[int]:
-    """Returns the layers whose heads have a kernel each: all, or the last, where that one is everybody's."""
+    """Returns the layers with a head kernel each: all, or only the last, if all layers share its kernel."""
     return range(1 if config.exit_heads else config.num_decoder_layers, config.num_decoder_layers + 1)
 
 
 def exit_layers(config: ModelConfig) -> Sequence[int]:
-    """Returns the layers that predict each in its way: all, or the last, where all do as it does."""
+    """Returns the layers with their own norm or head: all, or only the last, if all layers share both."""
     return range(1 if has_own_exits(config) else config.num_decoder_layers, config.num_decoder_layers + 1)
 
 
 def normed(decoder: Any, states: jax.Array, layer: int) -> jax.Array:
-    """Returns states as a layer's norm before the head leaves them.
+    """Returns states after a layer's norm before the head.
 
     Args:
-      decoder: Has the model's config, `decoder_norm`, and `exit_norms` if there are any.
+      decoder: A decoder, with the model's config, `decoder_norm`, and `exit_norms` if there are any.
       states: shape (..., width). Output of the layer.
-      layer: Which, from 1.
+      layer: Number of the layer, from 1.
     """
     config = decoder.config
     is_own = config.exit_norms and layer < config.num_decoder_layers
@@ -71,13 +71,14 @@ def normed(decoder: Any, states: jax.Array, layer: int) -> jax.Array:
 
 
 def head_weights(token_embedder: nn.Embed, decoder: Any, layer: int, precision: Precision) -> tuple[jax.Array, int]:
-    """Returns the weights of the head after a layer as they are multiplied, and the axis of the vocabulary in them.
+    """Returns the weights of the head after a layer, and the axis of the vocabulary in them.
 
     Args:
-      token_embedder: Whose embedding a tied head shares.
-      decoder: Has the model's config, `logits_dense` unless the head is tied, and `exit_heads` if there are any.
-      layer: Which, from 1.
-      precision: In whose type they come.
+      token_embedder: The embedding, which a tied head shares.
+      decoder: A decoder, with the model's config, `logits_dense` unless the head is tied, and `exit_heads` if there are
+        any.
+      layer: Number of the layer, from 1.
+      precision: Its type is that of the returned weights.
     """
     if has_own_head(decoder.config, layer):
         return decoder.exit_heads[layer - 1].kernel.astype(precision.dtype), 1
@@ -87,20 +88,20 @@ def head_weights(token_embedder: nn.Embed, decoder: Any, layer: int, precision: 
 
 
 def head_logits(inputs: jax.Array, weights: tuple[jax.Array, int], precision: Precision) -> jax.Array:
-    """Returns float32 logits, (..., vocabulary), of what the head multiplies, (..., width), and `head_weights`."""
+    """Returns float32 logits, (..., vocabulary), of inputs of the head, (..., width), and `head_weights`."""
     kernel, vocab_axis = weights
     return matrix_product(inputs, kernel if vocab_axis else kernel.T, precision)
 
 
 def own_parameters(decoder: Mapping[str, Any], config: ModelConfig, layer: int) -> dict[str, Any]:
-    """Returns what a layer below the last has of its own, under the names that layer 1 has it by.
+    """Returns the own norm and head of a layer below the last, under the names of layer 1's.
 
-    So one program, that of layer 1's head, is the head of every such layer.
+    So one program, that of layer 1's head, serves every such layer.
 
     Args:
       decoder: The decoder's parameters, as a tree.
-      config: Of the model.
-      layer: Which, from 1.
+      config: The model's config.
+      layer: Number of the layer, from 1.
     """
     return {
         f"{field}_0": decoder[f"{field}_{layer - 1}"]
@@ -110,14 +111,14 @@ def own_parameters(decoder: Mapping[str, Any], config: ModelConfig, layer: int) 
 
 
 def head_parameters(tree: Mapping[str, Any], config: ModelConfig, layer: int) -> tuple[int, dict[str, Any]]:
-    """Returns what the head after a layer needs of a model's parameters, and the layer as whose head it is applied.
+    """Returns the layer whose program applies the head after a layer, and the parameters that it needs.
 
-    That is layer 1 for all that have something of their own, and the last for those that share the output head.
+    The program is layer 1's for all layers with their own norm or head, and the last layer's for the others.
 
     Args:
       tree: All parameters.
-      config: Of the model.
-      layer: Which, from 1.
+      config: The model's config.
+      layer: Number of the layer, from 1.
     """
     is_own = has_own_exits(config) and layer < config.num_decoder_layers
     decoder = own_parameters(tree["decoder"], config, layer) if is_own else {}
@@ -133,12 +134,14 @@ def head_parameters(tree: Mapping[str, Any], config: ModelConfig, layer: int) ->
 
 
 def over_layers(of_layer: Callable[..., Any], states: jax.Array, config: ModelConfig) -> Any:
-    """Returns what is made of each layer's states, stacked, one layer after the other: logits of all would take much.
+    """Returns a function's results for each layer's states, stacked.
+
+    It runs one layer after the other: the logits of all layers would take too much memory.
 
     Args:
-      of_layer: Takes the states of a layer, and by the name `layer` the one whose head they may be given to.
-      states: shape (layers, ...). Of layers 1 and on.
-      config: Of the model.
+      of_layer: Takes the states of a layer, and the keyword `layer`, the layer whose head applies to them.
+      states: shape (layers, ...). States of layers 1 and on.
+      config: The model's config.
     """
     if not has_own_exits(config):
         return jax.lax.map(functools.partial(of_layer, layer=config.num_decoder_layers), states)
@@ -149,8 +152,8 @@ def over_layers(of_layer: Callable[..., Any], states: jax.Array, config: ModelCo
 def exit_probability(classifier: nn.Dense, states: jax.Array) -> jax.Array:
     """Returns the probability of "exit", shape (...), of raw layer outputs, (..., width).
 
-    The classifier reads a layer's output as it is, without the final norm, as the released T5X code does. One logit
-    goes through a sigmoid (CALM, "Local confidence measures"), two through a softmax (T5X).
+    The classifier reads a layer's output without the final norm, as in the released T5X code. One logit goes through a
+    sigmoid (CALM, "Local confidence measures"), two through a softmax (T5X).
     """
     logits = classifier(widened(states))
     if classifier.features == 1:
@@ -159,7 +162,7 @@ def exit_probability(classifier: nn.Dense, states: jax.Array) -> jax.Array:
 
 
 def layer_dropout_rates(num_layers: int, most: float) -> list[float]:
-    """Returns how often a row passes each decoder layer by: never at the first, `most` at the last.
+    """Returns the rate at which a row skips each decoder layer: 0 at the first, `most` at the last.
 
     Args:
       num_layers: Decoder depth, at least 1.
@@ -174,13 +177,13 @@ def layer_dropout_rates(num_layers: int, most: float) -> list[float]:
 
 
 def passed_by(before: jax.Array, after: jax.Array, *, rate: float, key: jax.Array) -> jax.Array:
-    """Returns a layer's output, (batch, ...), but its input where a row passes it by. Nothing is scaled to make up.
+    """Returns a layer's output, (batch, ...), or its input for rows that skip it. Outputs are not rescaled.
 
     Args:
       before: Input of the layer.
-      after: Its output.
-      rate: Chance of a row to pass it by.
-      key: Decides which do.
+      after: Output of the layer.
+      rate: Probability that a row skips the layer.
+      key: Random key that selects these rows.
     """
     passes = jax.random.bernoulli(key, rate, before.shape[:1])
     return jnp.where(passes.reshape(-1, *(1,) * (before.ndim - 1)), before, after)

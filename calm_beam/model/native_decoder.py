@@ -1,6 +1,6 @@
-"""A decoder as native code takes it: `native/layer.c` and `native/head.c`.
+"""A decoder packed for native code: `native/layer.c` and `native/head.c`.
 
-It is for float32, on one device, and holds the weights once more, packed. Elsewhere XLA does the same.
+It is for float32, on one device, and holds a packed copy of the weights. In other cases XLA computes instead.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from .architecture import ModelConfig
 
 
 def why_not_for(config: ModelConfig, precision: Precision, *, devices: int) -> str | None:
-    """Returns why native code does not run a model in a precision on so many devices; None if it may.
+    """Returns the reason why native code does not run a model in a precision on so many devices; None if it may.
 
-    Whether this machine has such code is `library`'s to say.
+    It does not check whether this machine has native code; `library` does.
     """
     if precision.dtype != "float32":
         return f"it computes in float32, and the model is to compute in {precision.dtype}"
@@ -29,12 +29,12 @@ def why_not_for(config: ModelConfig, precision: Precision, *, devices: int) -> s
 
 
 def packed_bytes(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], *, has_exact_heads: bool) -> int:
-    """Returns what weights take as native code has them, beside those that prompts go through.
+    """Returns the bytes of the packed copy of weights, in addition to the weights that prefill uses.
 
     Args:
       config: Sizes of the model.
       shapes: Name and shape of each of its parameters.
-      has_exact_heads: Whether its heads are among them, and not only its layers.
+      has_exact_heads: Whether the copy includes heads, and not only layers.
     """
     layers = sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("decoder/layers_"))
     heads = (config.num_decoder_layers if config.exit_heads else 1) if has_exact_heads else 0
@@ -56,13 +56,13 @@ def classifier_of(config: ModelConfig, decoder: Mapping[str, Any]) -> tuple[np.n
 
 
 class Packing:
-    """Packs what layers and heads are made of, and keeps the arrays that their addresses are of."""
+    """Packs the weights of layers and heads, and keeps references to the arrays at their addresses."""
 
     def __init__(self) -> None:
         self._kept: list[np.ndarray] = []
 
     def address(self, values: Any) -> int:
-        """Returns where float32 numbers stand from now on."""
+        """Returns the address of float32 numbers, which stays valid."""
         held = np.ascontiguousarray(values, np.float32)
         self._kept.append(held)
         return int(held.ctypes.data)
@@ -76,19 +76,19 @@ class Packing:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NativeDecoder:
-    """What native code is given of a model.
+    """A model's decoder, packed for native code.
 
     Attributes:
       layers: Weights of each layer.
       embedding: float32, shape (vocabulary, width).
       norms: float32, each (width,). The scale of the norm before the head after each layer.
-      factors: What normed states are multiplied by for it.
-      epsilon: What is added to their mean square.
-      embedding_factor: What embeddings are multiplied by.
-      frequencies: float32, shape (head_dim / 2,). By how many radians a position turns each pair of a head's numbers;
-        None if it turns none.
-      turn_factor: What cosines and sines of these are multiplied by.
-      packing: What holds the weights.
+      factors: Factor of normed states before the head after each layer.
+      epsilon: Number that norms before heads add to the mean square.
+      embedding_factor: Factor of embeddings.
+      frequencies: float32, shape (head_dim / 2,). Radians by which a position turns each pair of a head's numbers; None
+        without rotary positions.
+      turn_factor: Factor of their cosines and sines.
+      packing: Owner of the arrays of weights.
       classifier: float32, the kernel, (width, 1 or 2), and the bias of the exit classifier; None if there is none.
     """
 
@@ -110,14 +110,14 @@ class NativeDecoder:
         return embedded if self.embedding_factor == 1 else embedded * np.float32(self.embedding_factor)
 
     def turns(self, positions: np.ndarray) -> np.ndarray | None:
-        """Returns cosines and sines for positions, (prompts,), as `calls.Stack.set_turns` takes them."""
+        """Returns cosines and sines for positions, (prompts,), for `library.Stack.set_turns`."""
         if self.frequencies is None:
             return None
         angles = positions[:, None].astype(np.float32) * self.frequencies
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * np.float32(self.turn_factor)
 
     def head(self, layer: int, weights: tuple[Any, int]) -> library.Head:
-        """Returns the head after a layer, of the network's `head_weights`."""
+        """Returns the head after a layer, packed from the network's `head_weights`."""
         kernel, vocab_axis = weights
         return library.Head(
             self.packing.matrix(np.moveaxis(np.asarray(kernel), vocab_axis, 1)),

@@ -1,13 +1,13 @@
-"""How products are made, rounded and masked, whatever the architecture, and the dense layer that makes them.
+"""Numerics of all architectures: products, rounding, masks, and the dense layer.
 
-bfloat16 is computed with as T5X does with `dtype=bfloat16`: weights and the factors of every product are bfloat16,
-and so is the residual stream; norms and the softmax are float32. It differs from T5X where a float32 number is at
-hand anyway. A product's float32 sums stay so through what follows elementwise (the bias and the softmax, the
+bfloat16 follows T5X with `dtype=bfloat16`: weights and the factors of every product are bfloat16, and so is the
+residual stream; norms and the softmax are float32. It differs from T5X where a float32 number is available anyway. A
+product's float32 sums stay float32 through the elementwise operations that follow (the bias and the softmax, the
 activation and its gate, the residual, a norm's scale), and are rounded once, where they become a factor or a state;
-T5X rounds each of these. Relative and rotary positions and masks are float32, T5X's are bfloat16. The head multiplies
-bfloat16 weights, T5X's float32 ones by float32 states.
+T5X rounds after each of these. Relative and rotary positions and masks are float32, T5X's are bfloat16. The head
+multiplies bfloat16 states by bfloat16 weights, T5X's multiplies float32 states by float32 weights.
 
-So two decoders differ only in the order in which float32 sums are made, in bfloat16 as in float32.
+So two decoders differ only in the order of float32 sums, in bfloat16 as in float32.
 """
 
 from typing import Any
@@ -19,11 +19,11 @@ from flax import linen as nn
 
 from calm_beam.precision import FLOAT32, Precision
 
-# Added to the logits of masked positions: exp() of it is exactly 0 next to any real logit.
+# Added to the logits of masked positions: its exp() is exactly 0 relative to any real logit.
 MASKED = np.float32(-1e10)
 
-# The highest keeps products float32 on accelerators, too: what they give otherwise is another arithmetic, with
-# confidences of its own, for which a calibrated threshold means nothing.
+# The highest keeps products float32 on accelerators, too: otherwise they compute in another precision, with other
+# confidences, for which a calibrated threshold is meaningless.
 _PRECISIONS = {
     "highest": jax.lax.Precision.HIGHEST,
     "high": jax.lax.Precision.HIGH,
@@ -33,7 +33,7 @@ _BFLOAT16_EXPONENT, _BFLOAT16_MANTISSA = 8, 7
 
 
 def precision_of(precision: Precision) -> jax.lax.Precision:
-    """Returns the precision that products are asked for."""
+    """Returns JAX's precision of products."""
     return _PRECISIONS[precision.matmul_precision]
 
 
@@ -56,7 +56,7 @@ def einsum(subscripts: str, left: jax.Array, right: jax.Array, precision: Precis
 
 
 def capped(values: jax.Array, cap: float | None) -> jax.Array:
-    """Returns float32 logits as they are or, given a cap, within it by a hyperbolic tangent (Gemma 2, section 2)."""
+    """Returns float32 logits unchanged or, given a cap, within it by a hyperbolic tangent (Gemma 2, section 2)."""
     return values if cap is None else jnp.tanh(values / np.float32(cap)) * np.float32(cap)
 
 
@@ -64,7 +64,7 @@ def rounded(values: jax.Array, precision: Precision) -> jax.Array:
     """Returns float32 values in the type that states and factors are stored in."""
     if precision.dtype == "float32":
         return values
-    # Not a cast alone: XLA may leave out a cast that is followed by one back, in one program and not in another.
+    # Not a cast alone: XLA may remove a cast that is followed by one back, in one program and not in another.
     narrow = jax.lax.reduce_precision(values, _BFLOAT16_EXPONENT, _BFLOAT16_MANTISSA)
     return narrow.astype(jnp.bfloat16)
 
@@ -84,7 +84,7 @@ class Dense(nn.Module):
 
     Attributes:
       features: Width of its output.
-      precision: Of its products.
+      precision: Precision of its products.
       use_bias: Whether it has a bias.
     """
 

@@ -1,7 +1,7 @@
-"""What compiled code has to know of the devices that it is divided among.
+"""Partitioning of compiled code among the devices of a group.
 
-The group is that of `jax.set_mesh`, around the call; without one, there is one device. Everything here is for code that
-is being compiled: it becomes part of the program.
+The group is the mesh of `jax.set_mesh`, around the call; without one, there is one device. These functions are for code
+that is being compiled: they become part of the program.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,13 @@ def parts() -> int:
 def divided(values: jax.Array, axis: int, *, of: int) -> jax.Array:
     """Returns values of which each device has its part of an axis.
 
-    Without being told, XLA chooses for every program anew, and moves between two of them what is chosen differently.
+    Without this constraint, XLA chooses a layout for every program, and moves values between programs with different
+    layouts.
 
     Args:
       values: Any array.
-      axis: The one that is divided.
-      of: What lies along it, such as heads; if the devices cannot share that evenly, each has all values.
+      axis: The axis that is divided.
+      of: Number of units along the axis, such as heads; if the devices cannot share it evenly, each has all values.
     """
     count = parts()
     if count == 1:
@@ -56,17 +57,18 @@ def spread(values: jax.Array) -> jax.Array:
 
 
 def by_part(compute: Callable[..., Any], shared: jax.Array, array: jax.Array, *, axis: int) -> Any:
-    """Returns what is made of an array, or what every device makes of its part.
+    """Returns the results of a function for an array, or for every device's part of it.
 
     Args:
-      compute: Takes `shared`, the array or a part of it, and where on the axis a part begins; None for all of it.
-        Returns a tree of arrays of one shape, whose numbers have 32 bits.
-      shared: Whole on every device.
-      array: Divided on an axis, if the devices can share that evenly; else whole, and all compute with it.
+      compute: Takes `shared`, the array or a part of it, and the index on the axis where a part begins; None for the
+        whole array. Returns a tree of arrays of one shape, whose numbers have 32 bits.
+      shared: An array that every device has whole.
+      array: An array that is divided on an axis, if the devices can share it evenly; else every device has it whole,
+        and all compute with it.
       axis: The axis.
 
     Returns:
-      The tree; with an axis in front for the parts, if there are several.
+      The tree; with a leading axis for the parts, if there are several.
     """
     count = parts()
     if count == 1:
@@ -93,8 +95,8 @@ def by_part(compute: Callable[..., Any], shared: jax.Array, array: jax.Array, *,
 def looked_up(table: jax.Array, index: jax.Array) -> jax.Array:
     """Returns the rows of a table, (entries, width), at some indices; their shape + (width,).
 
-    Of a table that devices share, each looks up what it has, and they add. XLA does so itself for several indices; for
-    one it takes a slice, and on GPUs it brings the whole table to every device for that.
+    If devices share the table, each looks up the rows that it has, and they add the results. XLA does so itself for
+    several indices; for one index it takes a slice, for which it copies the whole table to every device on GPUs.
     """
     entries, count = table.shape[0], parts()
     if index.size > 1 or entries % count or count == 1:
@@ -114,7 +116,7 @@ def looked_up(table: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _gathered(made: Any) -> Any:
-    """Returns what every device has made, with an axis in front for the devices: they exchange numbers once."""
+    """Returns the results of all devices, with a leading axis for the devices: they communicate once."""
     leaves, structure = jax.tree.flatten(made)
     bits = jnp.stack([jax.lax.bitcast_convert_type(leaf, jnp.uint32) for leaf in leaves])
     # [leaves, ...] -> [parts, leaves, ...]

@@ -1,4 +1,4 @@
-"""The architectures that can be decoded, by the kind of their configs, and how long prompts are by default."""
+"""The registry of architectures, by type of config, and the default length of prompts."""
 
 import types
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType(
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
-    """Returns the architecture of a model, given its sizes."""
+    """Returns the architecture of a model, given its config."""
     return ARCHITECTURES[type(config)]
 
 
@@ -41,16 +41,16 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def network_of(
     config: ModelConfig, *, precision: Precision = FLOAT32, dropout_rate: float = 0.0, layer_dropout: float = 0.0
 ) -> "EarlyExitModel":
-    """Returns the network of a model, given its sizes and in which numbers it computes; loads JAX.
+    """Returns the network of a model, given its config and precision; loads JAX.
 
     Args:
       config: Sizes of the model.
-      precision: In which numbers it computes.
-      dropout_rate: Share of activations that are dropped where a method is called with `deterministic=False`.
-      layer_dropout: How often rows then pass the last decoder layer by, in [0, 1); see `layer_dropout_rates`.
+      precision: Precision in which it computes.
+      dropout_rate: Share of activations that are dropped if a method is called with `deterministic=False`.
+      layer_dropout: Rate at which rows then skip the last decoder layer, in [0, 1); see `layer_dropout_rates`.
 
     Raises:
-      UsageError: If the architecture has no dropout and some is asked for.
+      UsageError: If the architecture has no dropout and some is requested.
     """
     return architecture_of(config).network(
         config, precision=precision, dropout_rate=dropout_rate, layer_dropout=layer_dropout
@@ -67,11 +67,11 @@ USUAL_INPUT_LENGTH = 512
 
 
 def default_input_length(config: ModelConfig, *, steps: int) -> int:
-    """Returns the most tokens of a prompt where nobody says how many: 512, or what the model has room for.
+    """Returns the default for the most tokens of a prompt: 512, or fewer if the model has no room for them.
 
     Args:
-      config: Of the model.
-      steps: Most tokens of an output, which need room, too.
+      config: The model's config.
+      steps: Most tokens of an output, which also need room.
     """
     room = architecture_of(config).room_for_prompts(config, steps=steps)
     return USUAL_INPUT_LENGTH if room is None else min(USUAL_INPUT_LENGTH, room)

@@ -1,8 +1,8 @@
 """How one model is divided among several devices: by attention heads, feed-forward width and vocabulary.
 
-Each device has a part of the kernels, and computes the part of the heads or of the feed-forward layer that it has; what
-they make of a state is added up once a block (Megatron-LM: Shoeybi et al. 2019, section 3). Norms, and what is small,
-are on every device. Rules go by names of parameters, which all architectures share.
+Each device has a part of the kernels, and computes its part of the heads or of the feed-forward layer; their results
+are added up once a block (Megatron-LM: Shoeybi et al. 2019, section 3). Norms and other small parameters are on every
+device. The rules match names of parameters, which all architectures share.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from calm_beam.errors import UsageError
 from .architecture import ModelConfig
 
 _ATTENTION = r".*attention/"
-# What a parameter is divided by, and on which axis; the first that matches counts.
+# Pattern of a parameter's name, by what it is divided, and on which axis; the first match counts.
 _RULES: tuple[tuple[str, str, int], ...] = (
     (_ATTENTION + r"query/(kernel|bias)", "heads", -1),
     (_ATTENTION + r"(key|value)/(kernel|bias)", "keys_values", -1),
@@ -34,8 +34,8 @@ class Division:
     """How a model is divided.
 
     Attributes:
-      parts: Devices that share it; 1 if it is not divided.
-      whole: What of `keys_values` and `vocabulary` every device has whole, since it cannot be divided evenly.
+      parts: Devices that share the model; 1 if it is not divided.
+      whole: Which of `keys_values` and `vocabulary` every device has whole, since they cannot be divided evenly.
     """
 
     parts: int = 1
@@ -43,11 +43,11 @@ class Division:
 
     @classmethod
     def of(cls, config: ModelConfig, parts: int) -> Self:
-        """Returns how a model is divided among so many devices.
+        """Returns the division of a model among a number of devices.
 
         Args:
           config: Sizes of the model.
-          parts: Devices that share it.
+          parts: Devices that share the model.
 
         Raises:
           UsageError: If its heads or its feed-forward width cannot be divided evenly.
@@ -70,8 +70,8 @@ class Division:
         """Returns the axis that a parameter is divided on; None if every device has all of it.
 
         Args:
-          name: As in `parameter_shapes`.
-          ndim: Its number of axes.
+          name: Name in `parameter_shapes`.
+          ndim: The parameter's number of axes.
         """
         if self.parts == 1:
             return None
@@ -81,7 +81,7 @@ class Division:
         return None
 
     def whole_in_words(self) -> str:
-        """Returns what every device has all of."""
+        """Returns text that names what every device has whole."""
         named = {"keys_values": "the heads of keys and values", "vocabulary": "the vocabulary"}
         return " and ".join(named[each] for each in sorted(self.whole))
 

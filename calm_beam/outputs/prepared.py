@@ -143,7 +143,7 @@ class PreparedSweep:
         settings = self.settings
         checked_least_tokens(
             self.request.max_cache_tokens,
-            lanes=lanes,
+            num_branches=lanes,
             steps=settings.max_decode_length,
             source=settings.max_input_length,
         )
@@ -282,7 +282,7 @@ def _check_token_budget(request: SweepRequest) -> None:
     settings = request.settings
     checked_least_tokens(
         request.max_cache_tokens,
-        lanes=1 + len(settings.thresholds),
+        num_branches=1 + len(settings.thresholds),
         steps=settings.max_decode_length,
         source=settings.max_input_length,
     )
@@ -353,7 +353,7 @@ def check_fits(
     """
     assert settings.engine is not None, "it was chosen before"
     demand = Demand(
-        lanes=lanes,
+        num_branches=lanes,
         steps=settings.max_decode_length,
         source=settings.max_input_length,
         max_cache_tokens=request.max_cache_tokens,

@@ -226,7 +226,7 @@ class Generator:
         if exact_engine:
             check_exact(served.batch, served.calibrated)
         demand = Demand(
-            lanes=1,
+            num_branches=1,
             steps=settings.max_decode_length,
             source=settings.max_input_length,
             max_cache_tokens=max_cache_tokens,

@@ -263,7 +263,7 @@ def decoded_source(
             settings = sweep.settings
             checked_least_tokens(
                 request.max_cache_tokens,
-                lanes=len(together) * (1 + len(settings.thresholds)),
+                num_branches=len(together) * (1 + len(settings.thresholds)),
                 steps=settings.max_decode_length,
                 source=settings.max_input_length,
             )

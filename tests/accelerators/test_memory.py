@@ -26,7 +26,7 @@ def test_single_prompts_take_no_more_than_forecast(device: str, model: str) -> N
     config = MODELS[model]
     placement = Placement(described.devices(device, 1), config)
     program = served(config, _BFLOAT16, placement, rule=ExitRule(confidence="state"), source=_SOURCE, steps=_STEPS)
-    need = least_need(config, Demand(lanes=1, steps=_STEPS, source=_SOURCE, precision=_BFLOAT16))
+    need = least_need(config, Demand(num_branches=1, steps=_STEPS, source=_SOURCE, precision=_BFLOAT16))
     made = compiled(program, platform=described.platform_of(device))
     assert made.memory.argument_size_in_bytes <= need.weights
     assert made.held_bytes <= need.total
@@ -38,7 +38,7 @@ def test_prefill_takes_no_more_than_forecast(device: str, model: str) -> None:
     """Four long prompts at a time; biases by position are not looked up pair by pair, which takes TPUs 134 MB."""
     config = MODELS[model]
     placement = Placement(described.devices(device, 1), config)
-    need = least_need(config, Demand(lanes=1, steps=1, source=_SOURCE, rows=4, precision=_BFLOAT16))
+    need = least_need(config, Demand(num_branches=1, steps=1, source=_SOURCE, rows=4, precision=_BFLOAT16))
     made = compiled(
         Steps(config, _BFLOAT16, placement).prefill(rows=4, source=_SOURCE), platform=described.platform_of(device)
     )

@@ -1,1 +1,1 @@
-"""The engine that XLA compiles, for any device and in any precision: `engine.py`, and what it runs on the device."""
+"""The XLA engine, for any device and any precision: `engine.py`, and the steps that it runs on the device."""

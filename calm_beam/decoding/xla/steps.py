@@ -1,12 +1,12 @@
-"""The steps of the shared sweep on the device: one function each, of fixed shapes, compiled once per shape.
+"""The steps of the XLA engine on the device: one function each, of fixed shapes, compiled once per shape.
 
-Rows are packed: a step gets as many rows as there are groups, of whatever prompts, padded to whole tiles (see
-`tiles`). It gets them as one array of int32, since each array takes a device some time to take in. Padding rows come
-last and have numbers, such as lanes, beyond the last: reads there give anything, writes are dropped.
+Rows are packed: a step gets one row for each group, of any prompts, padded to whole tiles (see `tiles`). It gets them
+as one array of int32, since each array takes time to transfer to a device. Padding rows come last and have indices,
+such as branches, beyond the last valid one: reads there return arbitrary values, writes are dropped.
 
-States live in one buffer, (layers + 1, slots * lanes, width), of the model's type: row `lane` of entry i is the
-output of layer i for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and
-one of values, (nodes, heads of keys * head_dim), of which a row attends to what its path names.
+States are in one buffer, (layers + 1, slots * branches, width), of the model's type: row `branch` of entry i is the
+output of layer i for the group whose first branch that is; entry 0 is the embedding. Each layer has a store of keys and
+one of values, (nodes, heads of keys * head_dim); a row attends to the nodes of its path.
 """
 
 import dataclasses
@@ -29,24 +29,24 @@ from calm_beam.model.partitioning import divided, whole
 
 from .tiles import GroupedSources, apart, is_host, made_by_part, made_of_tiles, over_path, over_tiles
 
-# NumPy's on the host, JAX's within a step.
+# A NumPy array on the host, a JAX array within a step.
 Column = Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToldRows:
-    """Rows of a step; fields are arrays of int32 of shape (rows,), but for the last one of some kinds."""
+    """Rows of a step; fields are int32 of shape (rows,), except the last one in some subclasses."""
 
-    # Whether the last field has several numbers for every row.
+    # Whether the last field has several numbers for every row, shape (rows, several).
     _ends_in_several: ClassVar[bool] = False
 
     def joined(self) -> np.ndarray:
-        """Returns all of it as one array, (rows, columns)."""
+        """Returns all fields as one array, (rows, columns)."""
         return np.column_stack(list(vars(self).values()))
 
     @classmethod
     def of(cls, joined: jax.Array) -> Self:
-        """Returns what was joined."""
+        """Returns the rows of an array that `joined` returned."""
         single = cls.num_columns()
         columns: list[Any] = list(jnp.unstack(joined[:, :single], axis=1))
         if cls._ends_in_several:
@@ -61,48 +61,48 @@ class ToldRows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddedRows(ToldRows):
-    """Tokens that are looked up.
+    """Tokens to embed.
 
     Attributes:
-      lanes: Where each goes.
-      tokens: The newest of each.
+      branches: Branch of each row.
+      tokens: Newest token of each.
     """
 
-    lanes: Column
+    branches: Column
     tokens: Column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _PlacedRows(ToldRows):
-    """Rows of which is told where their newest tokens stand.
+    """Rows with the positions of their newest tokens.
 
     Attributes:
-      lanes: Of the state that is read, or made.
-      steps: Of `Position`.
-      prompt_lengths: Likewise.
+      branches: Branch of the state that is read, or written.
+      steps: See `Position`.
+      prompt_lengths: See `Position`.
     """
 
-    lanes: Column
+    branches: Column
     steps: Column
     prompt_lengths: Column
 
     @property
     def position(self) -> Position:
-        """Where their newest tokens stand."""
+        """Positions of the newest tokens."""
         return Position(self.steps, self.prompt_lengths)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerRows(_PlacedRows):
-    """Rows of a layer, ordered by prompt, by the lanes where the output goes.
+    """Rows of a layer, ordered by prompt; `branches` are those of the outputs.
 
     Attributes:
-      below: Where the layer's input stands in the entry below.
-      nodes: Where the keys and values made here go.
-      groups: As of `GroupedSources`, for the rows of each tile by themselves; like the next two.
-      ranks: As of `GroupedSources`.
-      places: As of `GroupedSources`, of as many groups as there are rows.
-      paths: shape (rows, steps of an output). The nodes that each attends to, its own included.
+      below: Branch of the layer's input in the entry below.
+      nodes: Nodes where this layer writes keys and values.
+      groups: See `GroupedSources`; groups, ranks and places are numbered separately for the rows of each tile.
+      ranks: See `GroupedSources`.
+      places: See `GroupedSources`; as many groups as there are rows.
+      paths: shape (rows, steps of an output). The nodes that each row attends to, its own included.
     """
 
     below: Column
@@ -119,22 +119,21 @@ class AskedRows(ToldRows):
     """States that a head is asked about.
 
     Attributes:
-      lanes: Their place in their entry.
-      layers: Their entry.
+      branches: Branch of each state.
+      layers: Layer of each state.
     """
 
-    lanes: Column
+    branches: Column
     layers: Column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkippedRows(_PlacedRows):
-    """States that are passed on to the layers above, by the lanes where they stand.
+    """States from which skipped layers are filled; `branches` are those of the states.
 
     Attributes:
-      layers: Their entry.
-      nodes: shape (rows, layers - 1). Where their keys and values go in layers 2 to L; beyond the store where a layer
-        was not skipped.
+      layers: Layer of each state.
+      nodes: shape (rows, layers - 1). Nodes of layers 2 to L; beyond the store where a layer was not skipped.
     """
 
     layers: Column
@@ -144,12 +143,12 @@ class SkippedRows(_PlacedRows):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CopiedRows(ToldRows):
-    """Keys and values that are passed on to the layers above.
+    """Keys and values that skipped layers copy.
 
     Attributes:
-      layers: That have made them.
-      source_nodes: Where they stand there.
-      nodes: As of `SkippedRows`.
+      layers: The layer to copy from.
+      source_nodes: The node of that layer.
+      nodes: See `SkippedRows`.
     """
 
     layers: Column
@@ -160,8 +159,8 @@ class CopiedRows(ToldRows):
 
 Parameters = Any
 
-# Positions of prompts that are gone through at a time, if not those of one prompt: on a host, rows enough for its
-# products, which those of a wide model use better than they delay a prompt that comes alone.
+# Positions that are prefilled at a time, or those of one prompt if it has more. On a host, that is enough rows for its
+# matrix products; a wide model gains more from more rows than they delay a prompt that arrives alone.
 _TOGETHER, _TOGETHER_IF_WIDE, _WIDE, _TOGETHER_ON_DEVICE = 128, 256, 512, 1024
 
 
@@ -174,8 +173,8 @@ def prefill(
     lengths: jax.Array,
     prefix: Sequence[KeysValues] = (),
 ) -> tuple[list[KeysValues], jax.Array]:
-    """Returns keys and values of prompts for every layer, and their mask; arguments as of `admit`."""
-    return _gone_through(model, parameters, source_tokens, lengths, prefix)
+    """Returns keys and values of prompts for every layer, and their mask; for the arguments see `admit`."""
+    return _prefilled(model, parameters, source_tokens, lengths, prefix)
 
 
 @functools.partial(compiled, static_argnums=0, donate_argnames=("keys_values", "source_mask"))
@@ -194,16 +193,16 @@ def admit(
 
     Args:
       model: The network.
-      parameters: Of the model.
+      parameters: The model's parameters.
       keys_values: Of every layer, each (places, heads of keys, source, head_dim).
       source_mask: shape (places, source).
       source_tokens: shape (rows, width), no wider than source. 0-padded.
       lengths: shape (rows,). Tokens of each prompt.
       places: shape (rows,).
-      prefix: Keys and values of the tokens that all prompts begin with, as `go_through` returns them, or nothing.
+      prefix: Keys and values of the common prefix of all prompts, as `prefill_prefix` returns them, or nothing.
     """
-    new, new_mask = _gone_through(model, parameters, source_tokens, lengths, prefix)
-    # Zeros behind, since an earlier prompt may have left NaN there: it is masked, but 0 * NaN is NaN.
+    new, new_mask = _prefilled(model, parameters, source_tokens, lengths, prefix)
+    # Zeros follow the prompt, since an earlier prompt may have left NaN there: it is masked, but 0 * NaN is NaN.
     behind = 0, source_mask.shape[1] - source_tokens.shape[1]
     keys_values = [
         tuple(
@@ -219,7 +218,7 @@ def admit(
     return keys_values, whole(source_mask.at[places].set(jnp.pad(new_mask, ((0, 0), behind)), mode="drop"))
 
 
-def _gone_through(
+def _prefilled(
     model: EarlyExitModel,
     parameters: Parameters,
     source_tokens: jax.Array,
@@ -228,15 +227,15 @@ def _gone_through(
 ) -> tuple[list[KeysValues], jax.Array]:
     """Returns keys and values of prompts for every layer, and their mask.
 
-    Always so many at a time as their width and the model's say: the numbers of a prompt are then the same to the bit
-    whatever stands beside it. How often that is done is not known to the compiler: it makes one loop of it.
+    Prefill is batch-invariant: the number of prompts at a time depends only on their width and the model's. The number
+    of parts is not known to the compiler, so that it makes one loop of them.
 
     Args:
       model: The network.
-      parameters: Of the model.
+      parameters: The model's parameters.
       source_tokens: shape (rows, width).
       lengths: shape (rows,). 0 for padding, which comes last.
-      prefix: As in `admit`.
+      prefix: See `admit`.
     """
     count, width = source_tokens.shape
     on_host = _TOGETHER if model.config.emb_dim < _WIDE else _TOGETHER_IF_WIDE
@@ -258,8 +257,8 @@ def _gone_through(
 
 
 @functools.partial(compiled, static_argnums=0)
-def go_through(model: EarlyExitModel, parameters: Parameters, tokens: jax.Array) -> list[KeysValues]:
-    """Returns every layer's keys and values of what prompts begin with, (positions,), for `admit`."""
+def prefill_prefix(model: EarlyExitModel, parameters: Parameters, tokens: jax.Array) -> list[KeysValues]:
+    """Returns every layer's keys and values of the common prefix of prompts, (positions,), for `admit`."""
     keys_values, _ = model.apply(parameters, tokens[None], jnp.full(1, len(tokens)), method="prefill")
     return [tuple(divided(values, 1, of=model.config.num_kv_heads) for values in pair) for pair in keys_values]
 
@@ -269,7 +268,7 @@ def embed(model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, r
     """Returns the states with the embeddings of tokens as the input of layer 1; `rows` is of `EmbeddedRows`, joined."""
     told = EmbeddedRows.of(rows)
     embedded = apart(model.apply(parameters, told.tokens, method="embed"))
-    return whole(states.at[0, told.lanes].set(embedded, mode="drop"))
+    return whole(states.at[0, told.branches].set(embedded, mode="drop"))
 
 
 @functools.partial(compiled, static_argnums=(0, 1), donate_argnames=("states", "cache"))
@@ -290,15 +289,15 @@ def run_layer(
 
     Args:
       model: The network.
-      measures: Names of confidence measures that are made of states.
-      parameters: Of this layer, and of the exit classifier if that is one of the measures.
+      measures: Names of the confidence measures of states.
+      parameters: Parameters of this layer, and of the exit classifier if that is one of the measures.
       states: The buffer of states.
       cache: This layer's store of keys and values.
-      keys_values: This layer's, of the sources, each (places, heads of keys, source, head_dim).
+      keys_values: This layer's keys and values of the sources, each (places, heads of keys, source, head_dim).
       source_mask: shape (places, source).
-      terms: Of this layer, one of the network's `path_terms`.
+      terms: This layer's entry of the network's `path_terms`.
       layer: int32 scalar, from 1.
-      rows: Those that go through it: `LayerRows`, joined.
+      rows: The rows that run it: `LayerRows`, joined.
 
     Returns:
       The buffer, the store, and float32 confidences, (measures, rows).
@@ -326,7 +325,7 @@ def run_layer(
             method="in_rows",
         )
         output = apart(output)
-        states = whole(states.at[layer, some.lanes].set(output, mode="drop"))
+        states = whole(states.at[layer, some.branches].set(output, mode="drop"))
         if measures:
             of_rows = jnp.stack([_confidence(model, name, parameters, output, inputs, layer) for name in measures])
             confidences = jax.lax.dynamic_update_slice_in_dim(confidences, apart(of_rows), first, axis=1)
@@ -338,22 +337,22 @@ def run_layer(
     return states, cache, confidences
 
 
-def _looked_up(states: jax.Array, layers: Numbers, lanes: jax.Array) -> jax.Array:
-    """Returns states of rows, given by layer and lane."""
-    found: jax.Array = apart(states.at[layers, lanes].get(mode="clip"))
+def _looked_up(states: jax.Array, layers: Numbers, branches: jax.Array) -> jax.Array:
+    """Returns states, given by layer and branch."""
+    found: jax.Array = apart(states.at[layers, branches].get(mode="clip"))
     return found
 
 
 def _count(states: jax.Array, rows: LayerRows | AskedRows | SkippedRows) -> jax.Array:
-    """Returns how many rows are no padding."""
-    return jnp.sum(rows.lanes < states.shape[1])
+    """Returns how many rows are not padding."""
+    return jnp.sum(rows.branches < states.shape[1])
 
 
 def _confidence(
     model: EarlyExitModel, name: str, parameters: Parameters, output: jax.Array, inputs: jax.Array, layer: jax.Array
 ) -> jax.Array:
     measure = measure_named(name)
-    # Which other measures there are must not matter.
+    # Compile each measure apart, so that other measures cannot change its bits.
     output, inputs = apart((output, inputs))
     if measure.needs is Need.STATES:
         confidence: jax.Array = measure.confidence(widened(output), widened(inputs), layer)
@@ -379,10 +378,10 @@ def decide_rows(
     states: jax.Array,
     rows: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns token, confidences and finiteness of what a head makes of states, of shape (entries, lanes, width).
+    """Returns a head's tokens, confidences and their finiteness for states, of shape (entries, branches, width).
 
-    The head is that after `head_layer`, with the parameters of whichever layer it is asked for; `rows` are `AskedRows`,
-    joined. Confidences are of shape (measures, rows), the others (rows,).
+    The program is that of the head of `head_layer`; the parameters may be those of another layer. `rows` are
+    `AskedRows`, joined. Confidences are of shape (measures, rows), the others (rows,).
     """
     weights, vocab_axis = model.apply(parameters, head_layer, method="head_weights")
 
@@ -414,9 +413,9 @@ def certify_rows(
     states: jax.Array,
     rows: jax.Array,
 ) -> Certificate:
-    """Returns what a certified head proves of states; see `decide_rows`.
+    """Returns what a certified head proves about states; see `decide_rows`.
 
-    Whoever asks thoroughly asks about few rows, which are one call.
+    A thorough call has few rows, which are not divided into tiles.
     """
 
     def of_rows(some: jax.Array) -> Certificate:
@@ -439,13 +438,13 @@ def fill_skipped(
     states: jax.Array,
     rows: jax.Array,
 ) -> list[KeysValues]:
-    """Returns the stores with what skipped layers make of propagated states, all layers in one step.
+    """Returns the stores with skipped layers filled from propagated states, all layers in one step.
 
     Args:
       model: The network.
-      parameters: Of layers 2 to L.
-      terms: Of layers 2 to L, each one of the network's `path_terms`.
-      cache: Of layers 2 to L.
+      parameters: Parameters of layers 2 to L.
+      terms: Entries of layers 2 to L of the network's `path_terms`.
+      cache: Stores of layers 2 to L.
       states: The buffer of states.
       rows: `SkippedRows`, joined.
     """
@@ -453,7 +452,7 @@ def fill_skipped(
 
     def of_tile(cache: list[KeysValues], joined: jax.Array, _: Numbers) -> list[KeysValues]:
         some = SkippedRows.of(joined)
-        kept = _looked_up(states, some.layers, some.lanes)
+        kept = _looked_up(states, some.layers, some.branches)
 
         def of_layer(index: int, pair: KeysValues) -> KeysValues:
             made = layer_module.apply(
@@ -474,11 +473,11 @@ def fill_skipped(
 
 @functools.partial(compiled, static_argnums=0, donate_argnames="cache")
 def copy_skipped(model: EarlyExitModel, cache: list[KeysValues], *, rows: jax.Array) -> list[KeysValues]:
-    """Returns the stores with what skipped layers copy of an exit layer's keys and values (`projected`).
+    """Returns the stores with an exit layer's keys and values copied to skipped layers (`projected`).
 
     Args:
       model: The network.
-      cache: Of layers 1 to L.
+      cache: Stores of layers 1 to L.
       rows: `CopiedRows`, joined.
     """
     told = CopiedRows.of(rows)
@@ -502,7 +501,7 @@ def _head_inputs(
     model: EarlyExitModel, parameters: Parameters, states: jax.Array, rows: jax.Array, head_layer: int
 ) -> jax.Array:
     asked = AskedRows.of(rows)
-    found = _looked_up(states, asked.layers, asked.lanes)
+    found = _looked_up(states, asked.layers, asked.branches)
     inputs: jax.Array = model.apply(parameters, found, head_layer, method="head_inputs")
     return inputs
 

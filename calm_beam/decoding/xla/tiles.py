@@ -1,16 +1,16 @@
 """Rows in tiles of one size, and positions in blocks of one size, so that a row gives the same bits in any batch.
 
-A matrix product adds up in another order when its size changes. So each step of the device takes a tile after the
-other, in a loop that the compiler makes once: every row goes through the same instructions, in a batch of a prompt as
-in a sweep of hundreds. How many tiles there are is told when it runs, and padding beyond the last costs nothing.
+A matrix product adds up in another order when its size changes. So each step on the device takes one tile after the
+other, in a loop that is compiled once: every row runs the same instructions, in a batch of one prompt as in a sweep of
+hundreds. The number of tiles is an argument, and padding beyond the last tile costs nothing.
 
 An accelerator asks the host at every turn of such a loop whether there is another, and the host, which starts the
-programs, waits for it. Where rows are one tile, there is therefore no loop there; the instructions of a tile are the
-same. Devices that share a model keep the loop, since without it their compiler makes other instructions of a tile.
+programs, waits for it. So on an accelerator there is no loop if the rows are one tile; the instructions of a tile are
+the same. Devices that share a model keep the loop, since without it their compiler makes other instructions for a tile.
 
 A tile of rows attends to its paths, in a store of nodes, and to the sources of its prompts. A softmax and a sum over
-positions add up in another order, too, when there are more of them. So positions come in blocks of one size, and
-blocks are added up one after the other: how many follow in which a row sees nothing changes no bit.
+positions also add up in another order when there are more positions. So positions come in blocks of one size, and
+blocks are added up one after the other: further blocks in which a row attends to nothing do not change its bits.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ from calm_beam.model.interface import KeysValues, Numbers
 from calm_beam.model.numerics import MASKED
 from calm_beam.model.partitioning import parts as sharing_devices
 
-# With fewer rows, a host reads the weights of a layer for little; an accelerator is not filled by so few.
+# With fewer rows, a host reads a layer's weights for little work; so few rows do not fill an accelerator.
 _HOST_ROWS, _DEVICE_ROWS = 32, 256
 
 
 def is_host() -> bool:
-    """Returns whether XLA computes on processors."""
+    """Returns whether XLA computes on CPUs."""
     return jax.default_backend() == "cpu"
 
 
@@ -42,28 +42,28 @@ def tile_rows() -> int:
 
 
 def whole_tiles(count: int) -> int:
-    """Returns the rows of the tiles that hold so many, one at least."""
+    """Returns the rows of the tiles that hold `count` rows; at least one tile."""
     return max(1, -(-count // tile_rows())) * tile_rows()
 
 
 def apart(values: Any) -> Any:
-    """Returns arrays that the compiler is to make before it goes on, so that neither side is compiled with the other.
+    """Returns arrays behind an optimization barrier: the compiler fuses nothing across it.
 
-    Compilers join what reads rows from a buffer, or writes them there, to what computes with them, where that pays for
-    buffers of such a size; and what is joined may add up in another order. With this between the two, only the sizes of
-    a tile decide how a row is computed.
+    Compilers fuse the reads of rows from a buffer, or the writes there, with the computation if that pays for buffers
+    of such a size; and fused code may add up in another order. With a barrier between the two, only the sizes of a tile
+    determine how a row is computed.
     """
     return jax.lax.optimization_barrier(values)
 
 
 def over_tiles(compute: Callable[[Any, Any, Numbers], Any], made: Any, rows: Any, *, count: Numbers) -> Any:
-    """Returns what is made of rows, tile by tile.
+    """Returns arrays that are updated tile by tile.
 
     Args:
-      compute: Takes what was made so far, the rows of a tile and the number of the first of them; returns what is made.
-      made: Arrays to begin with.
+      compute: Takes the arrays so far, the rows of a tile and the index of the first of them; returns the new arrays.
+      made: The initial arrays.
       rows: Arrays whose first axis is that of the rows, whole tiles of them.
-      count: int32 scalar. Rows that are no padding, which come first.
+      count: int32 scalar. Rows that are not padding, which come first.
     """
     (size, *_), tile = jax.tree.leaves(rows)[0].shape, tile_rows()
 
@@ -77,12 +77,12 @@ def over_tiles(compute: Callable[[Any, Any, Numbers], Any], made: Any, rows: Any
 
 
 def made_of_tiles(compute: Callable[[Any], Any], rows: Any, *, count: Numbers) -> Any:
-    """Returns arrays that `compute` makes of the rows of each tile; the last axis of each is that of rows.
+    """Returns the arrays that `compute` returns for each tile, joined along their last axis, that of rows.
 
     Args:
       compute: Takes the rows of a tile.
-      rows: As of `over_tiles`.
-      count: Likewise.
+      rows: See `over_tiles`.
+      count: See `over_tiles`.
     """
     (size, *_), tile = jax.tree.leaves(rows)[0].shape, tile_rows()
 
@@ -95,15 +95,15 @@ def made_of_tiles(compute: Callable[[Any], Any], rows: Any, *, count: Numbers) -
 def made_by_part(
     compute: Callable[[Any], Any], *, size: int, part: int, parts: Numbers, axis: int, fill: float = 0
 ) -> Any:
-    """Returns arrays of which a part is computed after the other.
+    """Returns arrays that are computed one part after the other.
 
     Args:
-      compute: Takes the place at which a part begins, and returns its arrays.
-      size: Of the arrays along the axis.
-      part: Of a part of them.
-      parts: int32 scalar. How many are computed.
-      axis: Along which they follow each other.
-      fill: What the others are.
+      compute: Takes the index at which a part begins, and returns its arrays.
+      size: Size of the arrays along the axis.
+      part: Size of a part along the axis.
+      parts: int32 scalar. Number of parts that are computed.
+      axis: Axis along which the parts follow each other.
+      fill: Value of the parts that are not computed.
     """
     if _is_one_part(size, part):
         return apart(compute(0))
@@ -132,11 +132,11 @@ def _part(rows: Any, first: Numbers, size: int) -> Any:
     return jax.tree.map(lambda each: jax.lax.dynamic_slice_in_dim(each, first, size), rows)
 
 
-# Positions of a block. On a host, what a tile gathers at a time stays near the processor; on an accelerator, starting
-# a step takes longer than it does.
+# Positions of a block. On a host, small blocks keep what a tile gathers in the processor's caches; on an accelerator,
+# starting a step takes longer than computing it, so that blocks are large.
 _HOST_STEPS, _DEVICE_STEPS, _HOST_SOURCE = 16, 256, 32
-# Rows of a prompt that attend to its source together, and groups of them at a time. On an accelerator each attends
-# alone, since a tile has room for as many sources as rows in any case: no row has neighbours in a small product.
+# Rows of a prompt that attend to its source together, and groups of them at a time. On an accelerator each row attends
+# alone, since a tile has room for as many sources as rows in any case: no row shares a small product with others.
 _HOST_RANKS, _HOST_GROUPS = 4, 8
 
 
@@ -146,16 +146,16 @@ def ranks() -> int:
 
 
 def grouped(places: np.ndarray, size: int) -> dict[str, np.ndarray]:
-    """Returns the groups in which rows attend to their sources, each of shape (size,), as `GroupedSources` has them.
+    """Returns the groups, ranks and places of `GroupedSources`, each of shape (size,).
 
     Args:
-      places: shape (rows,). Where the source of each row stands; equal ones follow each other.
-      size: What they are padded to: whole tiles, each of which has groups of its own.
+      places: shape (rows,). Place of each row's source; equal places are adjacent.
+      size: Padded number of rows: whole tiles, each of which has its own groups.
     """
     index = np.arange(len(places))
     of_tile = index % tile_rows()
     begins = np.append(True, places[1:] != places[:-1])[: len(places)]
-    # Of the rows of a prompt, those before the tile do not count.
+    # A prompt's rows before the tile do not count.
     before = np.minimum(index - np.maximum.accumulate(np.where(begins, index, 0)), of_tile)
     begun = np.cumsum(before % ranks() == 0)
     groups = begun - begun[index - of_tile]
@@ -169,7 +169,7 @@ def grouped(places: np.ndarray, size: int) -> dict[str, np.ndarray]:
 
 
 def path_positions(steps: int) -> int:
-    """Returns the positions of paths of so many steps: whole blocks."""
+    """Returns the positions of paths of `steps` steps, rounded up to whole blocks."""
     return -(-steps // _path_block(steps)) * _path_block(steps)
 
 
@@ -178,20 +178,20 @@ def _path_block(steps: int) -> int:
 
 
 def source_positions(width: int) -> int:
-    """Returns the positions of sources of a width: whole blocks on a host, which are one elsewhere."""
+    """Returns the positions of sources of a width: rounded up to whole blocks on a host, one block elsewhere."""
     return -(-width // _HOST_SOURCE) * _HOST_SOURCE if is_host() else width
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """See `Attended`.
+    """Keys and values in blocks of positions; implements `Attended`.
 
     Attributes:
-      positions: How many there are.
-      size: Those of a block.
-      count: int32 scalar. Blocks that are looked at, from the first.
+      positions: Number of positions.
+      size: Positions of a block.
+      count: int32 scalar. Number of blocks that are read, from the first.
       keys: Returns the keys of a block, given its first position.
-      values: Likewise.
+      values: Returns the values of a block, given its first position.
     """
 
     positions: int
@@ -236,12 +236,12 @@ class Blocks:
 
 
 def over_path(store: KeysValues, paths: jax.Array, steps: jax.Array, *, kv_heads: int) -> Blocks:
-    """Returns the paths of rows.
+    """Returns the keys and values of rows' paths in blocks.
 
     Args:
-      store: Of a layer, each (nodes, heads of keys * head_dim).
+      store: A layer's store of keys and values, each (nodes, heads of keys * head_dim).
       paths: shape (rows, steps of an output). The nodes that each row attends to, its own included.
-      steps: shape (rows,). Of each; nodes of later ones are not looked at, or masked.
+      steps: shape (rows,). Step of each row; nodes of later steps are not read, or masked.
       kv_heads: Heads of keys.
     """
     length = paths.shape[1]
@@ -259,14 +259,14 @@ def over_path(store: KeysValues, paths: jax.Array, steps: jax.Array, *, kv_heads
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupedSources:
-    """See `Sources`: rows of one prompt are the queries of one attention.
+    """Sources to which groups of rows attend, each with rows of one prompt; implements `Sources`.
 
     Attributes:
-      keys_values: Of a layer, each (places, heads of keys, source, head_dim).
+      keys_values: A layer's keys and values, each (places, heads of keys, source, head_dim).
       mask: bool, shape (places, source).
-      groups: int32, shape (rows,). The group of each; the number of groups or more for padding.
+      groups: int32, shape (rows,). Group of each row; at least the number of groups for padding.
       ranks: int32, shape (rows,). Below `ranks()`, different for the rows of a group.
-      places: int32, shape (groups,). Where the source of each stands.
+      places: int32, shape (groups,). Place of each group's source.
     """
 
     keys_values: KeysValues
@@ -299,7 +299,7 @@ class GroupedSources:
         return made_by_part(some, size=len(self.places), part=together, parts=-(-count // together), axis=0)
 
     def _of_places(self, places: jax.Array) -> tuple[Blocks, jax.Array]:
-        """Returns the sources of some groups, and which of their positions have a token."""
+        """Returns the sources at some places in blocks, and the mask of their positions."""
         is_token = apart(self.mask.at[places].get(mode="clip"))
         width = is_token.shape[1]
         size = _HOST_SOURCE if is_host() else width

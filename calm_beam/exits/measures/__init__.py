@@ -1,9 +1,9 @@
-"""Confidence measures: one module each, with all that depends on it, and a registry.
+"""Confidence measures: one module each, with everything that depends on it, and a registry.
 
-Calibration makes any of them valid, good or bad: the guarantee assumes nothing about confidences. A good one exits
+Calibration makes any measure valid, good or bad: the guarantee assumes nothing about confidences. A good one exits
 earlier.
 
-Importing the package loads the standard library alone: manifests are checked by its names. Functions import
+Importing the package loads the standard library alone, since manifests are checked by its names. Functions import
 JAX when they are called.
 """
 

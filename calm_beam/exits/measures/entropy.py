@@ -1,4 +1,4 @@
-"""How far the output distribution is from uniform, by its entropy."""
+"""Entropy as a confidence: how far the output distribution is from uniform."""
 
 import math
 from typing import TYPE_CHECKING
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def entropy_confidence(logits: "jax.Array") -> "jax.Array":
     """Returns 1 - H / log V, where H is the entropy of the softmax distribution over V tokens.
 
-    Unlike the gap it takes the whole distribution into account: two tokens of probability 1/2 each leave the gap at 0,
-    and this close to 1.
+    Unlike the gap, it takes the whole distribution into account: with two tokens of probability 1/2 each, the gap is 0,
+    and this confidence is close to 1.
 
     Args:
       logits: shape (..., vocabulary), of two or more tokens.
@@ -30,7 +30,7 @@ def entropy_confidence(logits: "jax.Array") -> "jax.Array":
     below = logits - jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(below)
     total = jnp.sum(weights, axis=-1)
-    # exp(-inf) (-inf) is NaN, and stands for 0.
+    # exp(-inf) (-inf) is NaN, but must be 0.
     weighted = jnp.sum(jnp.where(weights > 0, weights * below, jnp.float32(0)), axis=-1)
     return _of_sums(total, weighted, logits.shape[-1])
 
@@ -44,7 +44,7 @@ def _of_sums(total: "jax.Array", weighted: "jax.Array", entries: int) -> "jax.Ar
     import jax.numpy as jnp
 
     entropy = jnp.log(total) - weighted / total
-    # Rounding may leave a few units in the last place beyond either end.
+    # Rounding may exceed either end by a few units in the last place.
     return jnp.clip(1 - entropy / jnp.float32(math.log(entries)), 0, 1)
 
 

@@ -1,6 +1,6 @@
-"""What a confidence measure is: a function, and what it needs to be computed.
+"""The type of confidence measures: a function, and the inputs that it needs.
 
-Users name measures of their own as `module:name`, of a function or of a `Measure`.
+Users name their own measures as `module:name`, of a function or of a `Measure`.
 """
 
 import dataclasses
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 from calm_beam.errors import CalmBeamError
 
 if TYPE_CHECKING:
-    # It loads JAX, and a manifest's reader must not.
+    # This module loads JAX, which a manifest's reader must not.
     from calm_beam.exits.decision import DistributionBounds, Summary
 
 
 class Need(enum.Enum):
-    """What a measure is computed from at a layer; sweep, served decoder and counts go by it, never by a name.
+    """The inputs of a measure at a layer; decoders and counts depend on this need, never on a measure's name.
 
-    LAYER: The number of the layer and the depth alone, so that every exit is known before anything is decoded.
-    STATES: The output of the layer and its input.
+    LAYER: The layer's number and the depth alone, so that every exit is known before anything is decoded.
+    STATES: The layer's output and its input.
     CLASSIFIER: The score of the exit classifier, which the checkpoint must have.
-    LOGITS: What the head makes of the layer's output.
-    TOKENS: The tokens predicted here and at the layers below that may exit.
+    LOGITS: The head's logits for the layer's output.
+    TOKENS: The tokens predicted here and at the exit layers below.
     LAST_TOKEN: The tokens predicted here and at the last layer: such a measure saves nothing, and cannot be served.
     """
 
@@ -41,7 +41,7 @@ class Need(enum.Enum):
 
     @property
     def asks_head(self) -> bool:
-        """Whether every layer that may exit is projected onto the vocabulary."""
+        """Whether the output of every exit layer is projected onto the vocabulary."""
         return self in (Need.LOGITS, Need.TOKENS, Need.LAST_TOKEN)
 
 
@@ -50,24 +50,24 @@ class Measure:
     """A confidence measure.
 
     Attributes:
-      name: What flags and manifests call it.
-      meaning: What its value is, in a few words.
-      needs: What `confidence` takes.
-      confidence: Returns float32 confidences, shape (...), of what it needs:
+      name: Name in flags and manifests.
+      meaning: A short description of its value.
+      needs: The inputs of `confidence`.
+      confidence: Returns float32 confidences, shape (...), from these inputs:
         LAYER: `(layer, num_layers)`, two ints; returns one number.
         STATES: `(state, below, layer)`: arrays (..., width), without the final norm, and the layer's number, from 1.
         CLASSIFIER: `(score)`: shape (...).
         LOGITS: `(logits)`: shape (..., vocabulary).
         TOKENS: `(token, earlier)`: int32, shape (...) and (..., patience - 1), the nearest layer's first, -1 where
-          there was none. Works on numpy's arrays as on JAX's, with the same bits.
-        LAST_TOKEN: `(token, last_token)`: int32, each of shape (...). Works on numpy's arrays as on JAX's.
+          there was none. Gives the same bits for NumPy and JAX arrays.
+        LAST_TOKEN: `(token, last_token)`: int32, each of shape (...). Works on NumPy and JAX arrays.
       of_summary: The same confidence from a `Summary` of the logits and the size of the vocabulary, for LOGITS only:
-        with it, packed rows are decided without all logits being stored. None where that cannot be had.
-      summary_parts: Names of the parts of a `Summary` that `of_summary` reads, beside `largest` and `token`.
+        with it, packed rows are decided without storing all logits. None if it is not available.
+      summary_parts: Names of the parts of a `Summary` that `of_summary` reads, besides `largest` and `token`.
       bounds: The lowest and the highest confidence within `DistributionBounds`, given the size of the vocabulary, for
-        LOGITS only: with it, most decisions need no exact head. None where that cannot be had.
-      is_gap: Whether it is the gap of the two most likely tokens, so that 0 says that they tie.
-      takes_schedule: Whether values are certainties, which thresholds that decay over positions may be compared with.
+        LOGITS only: with it, most decisions need no exact head. None if they are not available.
+      is_gap: Whether it is the gap of the two most likely tokens, so that 0 means a tie.
+      takes_schedule: Whether values are certainties, which can be compared with thresholds that decay over positions.
     """
 
     name: str
@@ -82,16 +82,17 @@ class Measure:
 
     @property
     def sees_near_ties(self) -> bool:
-        """Whether it is rounded, so that what comes near a threshold shows.
+        """Whether near ties show in its values, which are then rounded numbers.
 
-        Shares of agreeing layers, and numbers of layers, are not: the tokens behind them may be, which is unseen.
+        Shares of agreeing layers and numbers of layers are exact: the tokens that they depend on may be near ties,
+        which is not detected.
         """
         return self.needs not in (Need.TOKENS, Need.LAYER, Need.LAST_TOKEN)
 
     def test_operations(self, *, width: int, vocab_size: int) -> int:
         """Returns the floating point operations that one exit test adds to a token's decoding.
 
-        Source: Elbayad et al. (2020), Appendix B: a projection for what is made of logits, a product for a classifier;
+        Source: Elbayad et al. (2020), Appendix B: a projection for measures of logits, a product for a classifier;
         comparing states is not counted.
         """
         if self.needs in (Need.LOGITS, Need.TOKENS):
@@ -101,12 +102,12 @@ class Measure:
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 
-# What a function is given is said by the names of its parameters.
+# The names of a function's parameters determine its inputs.
 _FORMS = {("logits",): Need.LOGITS, ("state", "below"): Need.STATES}
 
 
 class MeasureError(CalmBeamError, ValueError):
-    """A confidence measure of the user's that cannot be used."""
+    """A user's confidence measure that cannot be used."""
 
 
 def is_own(name: str) -> bool:
@@ -115,16 +116,16 @@ def is_own(name: str) -> bool:
 
 
 def import_measure(name: str) -> Measure:
-    """Returns a measure of the user's. This runs code: only for names that the user gave, never for a manifest's alone.
+    """Returns a user's measure. This runs code: only for names that the user gave, never for a manifest's alone.
 
     Args:
       name: `module:name` of a `Measure`, or of a function with one of these signatures:
         `f(logits)`: shape (..., vocabulary), to confidences, shape (...);
         `f(state, below)`: output and input of a layer, each (..., width), to confidences, shape (...).
-        They are traced by JAX, on packed rows and in the served loop: each row must be computed by itself.
+        JAX traces them, on packed rows and in the served loop: each row must be computed independently.
 
     Raises:
-      MeasureError: If there is no such module or name, or it is something else.
+      MeasureError: If there is no such module or name, or it names something else.
     """
     assert is_own(name)
     module_name, _, attribute = name.partition(":")
@@ -158,7 +159,7 @@ def import_measure(name: str) -> Measure:
 
 
 def _confidence(name: str, function: Callable[..., Any], count: int, *given: Any) -> Any:
-    """Returns what a function of the user's makes of its first arguments, of which `given` may have more."""
+    """Returns the confidences of a user's function, which takes the first `count` of the arguments."""
     import jax.numpy as jnp
 
     try:
@@ -175,13 +176,13 @@ def _confidence(name: str, function: Callable[..., Any], count: int, *given: Any
 
 
 def check_may_run(recorded: str, *, named: Collection[str | None]) -> None:
-    """Refuses a measure that a file names and that is code, unless the caller names the same one.
+    """Checks that a recorded measure that is code may run: the caller must have named the same one.
 
-    To look it up would import a module, so that whoever wrote the file would decide what runs here.
+    Looking it up imports a module, so that otherwise the author of the file would decide what runs here.
 
     Args:
-      recorded: Name of a measure, as a manifest has it.
-      named: Those that the caller named.
+      recorded: Name of the measure in a manifest.
+      named: The names that the caller gave.
 
     Raises:
       MeasureError: If it is `module:name` and the caller did not name it.
@@ -194,11 +195,11 @@ def check_may_run(recorded: str, *, named: Collection[str | None]) -> None:
 
 
 def check_named(recorded: str, named: str | None) -> None:
-    """Refuses a measure of a manifest's that the caller contradicts, or has to name and did not.
+    """Checks that the caller does not contradict a manifest's measure, and names it if it is code.
 
     Args:
-      recorded: Name of a measure, as a manifest has it.
-      named: The one that the caller named, if any.
+      recorded: Name of the measure in a manifest.
+      named: The name that the caller gave, if any.
 
     Raises:
       MeasureError: If the caller named another, or none where the manifest names code.
@@ -209,9 +210,9 @@ def check_named(recorded: str, named: str | None) -> None:
 
 
 def source_digest(name: str) -> str:
-    """Returns `sha256:` and 64 digits of the file that defines a measure of the user's.
+    """Returns `sha256:` and 64 digits of the file that defines a user's measure.
 
-    A manifest names it: with another function of the same name, other tokens would exit.
+    A manifest records the digest: with another function of the same name, other tokens would exit.
 
     Raises:
       MeasureError: If the module has no file.

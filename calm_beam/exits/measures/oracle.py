@@ -8,7 +8,7 @@ from .measure import Measure, Need
 def agreement(token: Any, last_token: Any) -> Any:
     """Returns 1 where both tokens are the same, else 0.
 
-    Not a confidence measure that can be served, since it needs the last layer: the bound that measures are compared to.
+    It cannot be served, since it needs the last layer: it is the bound that other measures are compared to.
 
     Args:
       token: int32, shape (...). Predicted at any layer.

@@ -22,20 +22,20 @@ MEASURES: Mapping[str, Measure] = types.MappingProxyType(
 COMPARABLE = tuple(
     name for name, measure in MEASURES.items() if measure.needs not in (Need.TOKENS, Need.LAYER, Need.LAST_TOKEN)
 )
-"""Measures that can be served and take no setting of their own, which experiments compare unless told otherwise."""
+"""Measures that can be served and have no setting; experiments compare them by default."""
 
 
 def is_measure_name(name: str) -> bool:
-    """Returns whether a name is one of `MEASURES`, or has the form of a user's own; imports nothing."""
+    """Returns whether a name is one of `MEASURES`, or has the form of a user's measure; imports nothing."""
     return name in MEASURES or is_own(name)
 
 
 @functools.cache
 def measure_named(name: str) -> Measure:
-    """Returns a measure; one of the user's is imported, which runs code.
+    """Returns a measure by name; a user's measure is imported, which runs code.
 
     Raises:
-      MeasureError: If there is none of this name.
+      MeasureError: If there is no measure of this name.
     """
     if name in MEASURES:
         return MEASURES[name]

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def softmax_gap(logits: "jax.Array") -> "jax.Array":
     """Returns the difference of the two largest softmax probabilities, the paper's softmax response.
 
-    In float32 the gap of a very sure layer is exactly 1.0, so even a threshold of 1 can be met: "never exit" is not the
-    same as threshold 1.
+    In float32 the gap of a very confident layer is exactly 1.0, so even a threshold of 1 can be met: "never exit" is
+    not the same as threshold 1.
 
     Args:
       logits: shape (..., vocabulary).

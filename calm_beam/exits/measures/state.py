@@ -32,7 +32,7 @@ def hidden_state_saturation(state: "jax.Array", below: "jax.Array") -> "jax.Arra
 def _confidence(state: "jax.Array", below: "jax.Array", layer: "jax.Array | int") -> "jax.Array":
     import jax.numpy as jnp
 
-    # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
+    # Layer 1 has no layer below to compare with: CALM lets it exit at threshold 0 only.
     return jnp.where(layer > 1, hidden_state_saturation(state, below), jnp.float32(0))
 
 

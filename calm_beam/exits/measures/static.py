@@ -1,4 +1,4 @@
-"""Always the same layer."""
+"""Static exits: always the same layer."""
 
 from .measure import Measure, Need
 

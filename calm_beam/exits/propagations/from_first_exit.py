@@ -1,4 +1,4 @@
-"""What the released T5X code passes on: `decoder_hidden`, which is the first exit's state."""
+"""The released T5X code's propagation: from `decoder_hidden`, which is the first exit's state."""
 
 from .propagation import PassedOn, Propagation
 

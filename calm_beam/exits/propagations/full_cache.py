@@ -1,4 +1,4 @@
-"""Nothing is skipped."""
+"""The full model's cache: no layer is skipped."""
 
 from .propagation import PassedOn, Propagation
 

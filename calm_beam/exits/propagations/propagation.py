@@ -1,16 +1,16 @@
-"""What the layers that a token skipped make their keys and values of."""
+"""The type of state propagations: how the cache of skipped layers is filled."""
 
 import dataclasses
 import enum
 
 
 class PassedOn(enum.Enum):
-    """What of a token that exits at layer j a skipped layer k > j is given; decoders go by it, never by a name.
+    """The input of a skipped layer k > j for a token that exits at layer j; decoders never depend on a name.
 
-    EXIT_STATE: The state d^j, of which layer k makes keys and values with its own weights.
-    FIRST_STATE: The output of the first layer that may exit, likewise.
+    EXIT_STATE: The state d^j, from which layer k computes keys and values with its own weights.
+    FIRST_STATE: The output of the first exit layer, from which layer k computes keys and values.
     KEYS_VALUES: The keys and values of layer j, copied.
-    NOTHING: Nothing is skipped: every layer has its own, as if the token had gone through all of them.
+    NOTHING: No layer is skipped: every layer computes its own keys and values.
     """
 
     EXIT_STATE = enum.auto()
@@ -24,9 +24,9 @@ class Propagation:
     """A way of state propagation.
 
     Attributes:
-      name: What flags and manifests call it.
-      meaning: What it does, in a few words.
-      passed_on: What skipped layers are given.
+      name: Name in flags and manifests.
+      meaning: A short description.
+      passed_on: The input of skipped layers.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Propagation:
 
     @property
     def separates_exit(self) -> bool:
-        """Whether the layer right above the exit keeps something else than it would have made itself.
+        """Whether the layer right above the exit stores other keys and values than it would have computed itself.
 
-        Then layer i tells exits at i - 1 from later ones. With EXIT_STATE it does not: both are its keys and values of
-        d^(i-1).
+        If so, the cache of layer i differs between an exit at i - 1 and a later one. With EXIT_STATE it does not: both
+        are the layer's keys and values of d^(i-1).
         """
         return self.passed_on in (PassedOn.FIRST_STATE, PassedOn.KEYS_VALUES)
 

@@ -1,7 +1,7 @@
 """The formula of the released T5X code.
 
-As released, that code's sampler never passes the position, so that t is always 0: whatever its tau, it decodes with a
-constant threshold. To repeat what it does, take `constant`.
+As released, that code's sampler never passes the position, so that t is always 0: at any tau, it decodes with a
+constant threshold. To reproduce its outputs, take `constant`.
 """
 
 from .schedule import Schedule

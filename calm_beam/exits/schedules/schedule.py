@@ -1,4 +1,4 @@
-"""How the threshold moves over the positions of an output."""
+"""The type of threshold schedules: how the threshold changes over the positions of an output."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A way for the threshold to move.
+    """A threshold schedule.
 
     Attributes:
-      name: What flags and manifests call it.
-      meaning: What it does, in a few words.
+      name: Name in flags and manifests.
+      meaning: A short description.
       decays: Whether it has a temperature tau.
-      factors: Makes scale and shift of 0.1 exp(-tau t / N), a number or an array over positions t: the threshold at t
-        is clip(scale * threshold + shift, 0, 1).
+      factors: Returns scale and shift, given 0.1 exp(-tau t / N), a number or an array over positions t: the threshold
+        at t is clip(scale * threshold + shift, 0, 1).
     """
 
     name: str

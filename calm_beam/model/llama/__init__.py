@@ -1,4 +1,4 @@
-"""Decoder-only models of Llama's family: Llama, Mistral, Qwen, Gemma and others that are built alike.
+"""Decoder-only models of Llama's family: Llama, Mistral, Qwen, Gemma and others of this architecture.
 
 Sizes and names of parameters need no JAX.
 """

@@ -1,4 +1,4 @@
-"""Llama's family as the decoders see it."""
+"""The `Architecture` of Llama's family."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ _EMBEDDING_STD = 0.3
 
 
 class LlamaArchitecture(Architecture):
-    """Decoder-only models, which go on from the last token of the prompt."""
+    """Decoder-only models, whose first step reads the last token of the prompt."""
 
     shares_prefixes = True
     first_kept_step = 1
@@ -37,7 +37,7 @@ class LlamaArchitecture(Architecture):
         """Returns the network.
 
         Raises:
-          UsageError: If there is to be dropout, which these models do not have.
+          UsageError: If dropout is requested, which these models do not have.
         """
         from .network import EarlyExitLlama
 
@@ -60,7 +60,7 @@ class LlamaArchitecture(Architecture):
         return native_decoder(config, parameters, terms=terms)
 
     def why_not_native(self, config: LlamaConfig) -> str | None:
-        """Returns what native code does not compute, by the name of the field that says so."""
+        """Returns the config fields that native code does not compute; None if there are none."""
         differing = [
             f"{name}={getattr(config, name)}"
             for name in NOT_NATIVE
@@ -69,7 +69,7 @@ class LlamaArchitecture(Architecture):
         return f"it does not compute models with {', '.join(differing)}" if differing else None
 
     def logits_cap(self, config: LlamaConfig) -> float | None:
-        """Returns the config's."""
+        """Returns the config's cap."""
         return config.logits_cap
 
     def encoder_width(self, config: LlamaConfig) -> int:
@@ -81,11 +81,11 @@ class LlamaArchitecture(Architecture):
         return prompt[-1]
 
     def room_for_prompts(self, config: LlamaConfig, *, steps: int) -> int | None:
-        """Returns how many positions an output leaves."""
+        """Returns how many positions an output leaves for the prompt, at least 1."""
         return max(1, config.max_positions - steps)
 
     def check_positions(self, config: LlamaConfig, *, source: int, steps: int) -> None:
-        """Refuses more tokens than the model was trained for: nobody knows what it does beyond.
+        """Checks that a model was trained for so many tokens: its behaviour beyond is unknown.
 
         Raises:
           ValueError: If there may be more.
@@ -98,14 +98,14 @@ class LlamaArchitecture(Architecture):
             )
 
     def taught_source(self, prompt: Sequence[int], target: Sequence[int]) -> Sequence[int]:
-        """Returns the prompt and, right behind it, all of the output that is read: all but its last token."""
+        """Returns the prompt, directly followed by the output without its last token, which is not read."""
         return [*prompt, *target[:-1]]
 
     def initial_distribution(self, config: LlamaConfig, name: str, *, shape: Sequence[int]) -> tuple[float, float]:
-        """Returns normal kernels of standard deviation fan_in ** -0.5, and norms that change nothing.
+        """Returns a deviation of fan_in ** -0.5 for kernels, and a constant for norms that makes their factor 1.
 
-        The embedding is smaller than 1 for the reason that T5's is; a tied one has the deviation of a head. Biases
-        start at 0, and an exit classifier too, which scores every state 1/2.
+        The embedding's deviation is below 1 for the same reason as T5's; a tied one has that of a head. Biases and exit
+        classifiers start at 0; such a classifier scores every state 1/2.
         """
         if name.endswith("/scale"):
             return (0.0 if config.unit_offset_norms else 1.0), 0.0
@@ -116,7 +116,7 @@ class LlamaArchitecture(Architecture):
         return 0.0, float(shape[0] ** -0.5)
 
     def layers_in_words(self, config: LlamaConfig) -> str:
-        """Returns how many there are."""
+        """Returns text with the number of layers."""
         return counted(config.num_decoder_layers, "layer")
 
     def position_numbers(self, config: LlamaConfig, *, steps: int) -> int:
@@ -124,5 +124,5 @@ class LlamaArchitecture(Architecture):
         return config.num_decoder_layers * steps**2
 
     def prefill_numbers(self, config: LlamaConfig, *, rows: int, source: int) -> int:
-        """Returns how many numbers a layer makes of a chunk of prompts."""
+        """Returns how many numbers a layer computes for a chunk of prompts."""
         return chunk_numbers(config, rows=rows, source=source)

@@ -21,11 +21,11 @@ from .config import LlamaConfig, RopeScaling
 
 
 class Turning(NamedTuple):
-    """How a layer turns queries and keys.
+    """The rotation of queries and keys in a layer, by rotary positions.
 
     Attributes:
-      frequencies: float32, shape (turned / 2,). Radians per position of each pair; 0 if it does not turn.
-      factor: float32 scalar. What cosines and sines are multiplied by.
+      frequencies: float32, shape (turned / 2,). Radians per position of each pair; 0 in layers without rotation.
+      factor: float32 scalar. Factor of cosines and sines.
     """
 
     frequencies: jax.Array | np.ndarray
@@ -33,7 +33,7 @@ class Turning(NamedTuple):
 
 
 def turnings(config: LlamaConfig) -> list[Turning]:
-    """Returns how each layer turns."""
+    """Returns the rotation of each layer."""
     plain = RopeScaling()
     still = Turning(np.zeros(config.turned // 2, np.float32), np.float32(1))
     usual = Turning(inverse_frequencies(config), np.float32(config.rope_scaling.attention_factor))
@@ -50,12 +50,12 @@ def turnings(config: LlamaConfig) -> list[Turning]:
 
 
 def inverse_frequencies(config: LlamaConfig) -> np.ndarray:
-    """Returns by how many radians each pair of values is turned per position, in layers that turn as most do.
+    """Returns the radians by which each pair of values turns per position, in layers without a local base.
 
-    A `dynamic` scaling changes nothing here: it only sets in beyond `max_positions`, where nothing is decoded.
+    A `dynamic` scaling changes nothing here: it only applies beyond `max_positions`, where nothing is decoded.
 
     Args:
-      config: Of the model.
+      config: The model's config.
 
     Returns:
       float32, shape (turned / 2,).
@@ -67,7 +67,7 @@ def inverse_frequencies(config: LlamaConfig) -> np.ndarray:
     if scaling.kind == "linear":
         plain = plain / scaling.factor
     elif scaling.kind == "llama3":
-        # 1 where a wave fits so often into what the model was first trained on that it stays, 0 where it is stretched.
+        # 1 where a wave fits into the original context so often that it stays, 0 where it is stretched.
         rotations = scaling.original_max_positions * plain / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         stays = np.clip((rotations - low) / (high - low), 0, 1)
@@ -77,7 +77,7 @@ def inverse_frequencies(config: LlamaConfig) -> np.ndarray:
     elif scaling.kind == "yarn":
 
         def dimension(rotations: float) -> float:
-            """Returns the (fractional) pair that turns so often in what the model was first trained on."""
+            """Returns the (fractional) pair with so many rotations in the original context."""
             wave = scaling.original_max_positions / (rotations * 2 * math.pi)
             return dim * math.log(wave) / (2 * math.log(config.rope_theta))
 
@@ -92,10 +92,10 @@ def rotated(values: jax.Array, positions: Numbers, *, turning: Turning) -> jax.A
     """Returns queries or keys turned by their positions.
 
     Args:
-      values: shape (..., heads, head_dim). Of those that are turned, value i of a head is paired with value
-        i + turned / 2; the others come behind them and stay.
+      values: shape (..., heads, head_dim). Value i of a head is paired with value i + turned / 2; the values after the
+        turned ones stay.
       positions: int32, shape (...), from 0.
-      turning: Of the layer.
+      turning: The layer's rotation.
     """
     # [..., 1, turned / 2]
     angles = jnp.asarray(positions)[..., None, None].astype(jnp.float32) * _of_rank(turning.frequencies, values.ndim)
@@ -110,14 +110,14 @@ def _of_rank(values: Any, rank: int) -> Any:
 
 
 class Share(NamedTuple):
-    """What queries have of a part of their keys.
+    """The attention of queries over a part of their keys, before normalisation.
 
     Attributes:
-      mixed: float32, shape (..., heads, head_dim). Sum of the values, each times the exponential of its logit, which is
-        divided by 2 to the power of `largest`.
-      largest: float32, shape (..., heads). The least whole number that leaves no exponential above 1; far below any
-        other if no key was seen.
-      total: float32, shape (..., heads). Sum of the exponentials, divided likewise; 0 if no key was seen.
+      mixed: float32, shape (..., heads, head_dim). Sum of the values, each times the exponential of its logit, divided
+        by 2 to the power of `largest`.
+      largest: float32, shape (..., heads). The least whole number for which no exponential is above 1 after the
+        division; far below any other if no key was seen.
+      total: float32, shape (..., heads). Sum of the exponentials, divided in the same way; 0 if no key was seen.
     """
 
     mixed: jax.Array
@@ -125,7 +125,7 @@ class Share(NamedTuple):
     total: jax.Array
 
     def merged(self, other: "Share") -> jax.Array:
-        """Returns what queries attend to of both parts, (..., heads, head_dim); at least one key must be seen."""
+        """Returns the attention output over both parts, (..., heads, head_dim); at least one key must be seen."""
         largest = jnp.maximum(self.largest, other.largest)
         mine, theirs = jnp.exp2(self.largest - largest), jnp.exp2(other.largest - largest)
         total = mine * self.total + theirs * other.total
@@ -137,8 +137,8 @@ class RMSNorm(nn.Module):
     """Scales every vector to unit root mean square; no mean is subtracted and no bias added.
 
     Attributes:
-      config: Of the model: what is added to the mean square, and whether 1 is to the scale.
-      precision: In whose type the normed inputs come; they are float32 until then.
+      config: The model's config, with the epsilon, and whether to add 1 to the scale.
+      precision: Its type is that of the normed inputs; they are float32 until then.
     """
 
     config: LlamaConfig
@@ -160,11 +160,11 @@ _LOG_2 = np.float32(np.log(2))
 
 
 class Attention(nn.Module):
-    """Self-attention, whose keys and values can be made apart from its queries.
+    """Self-attention, whose keys and values can be computed separately from its queries.
 
     Attributes:
-      config: Of the model.
-      precision: Of its products.
+      config: The model's config.
+      precision: Precision of its products.
     """
 
     config: LlamaConfig
@@ -191,17 +191,17 @@ class Attention(nn.Module):
         return self._rounded(rotated(queries, positions, turning=turning) * np.float32(factor))
 
     def keys_values(self, inputs: jax.Array, positions: Numbers, *, turning: Turning) -> KeysValues:
-        """Returns turned keys, and values, each (..., heads of keys, head_dim); arguments as of `queries`."""
+        """Returns turned keys, and values, each (..., heads of keys, head_dim); for the arguments see `queries`."""
         keys = self._normed("key", self.key(inputs), self.config.num_kv_heads)
         values = self._split(self.value(inputs), self.config.num_kv_heads)
         return self._rounded(rotated(keys, positions, turning=turning)), self._rounded(values)
 
     def output(self, mixed: jax.Array) -> jax.Array:
-        """Returns what is added to the residual, float32, (..., width), of float32 (..., heads, head_dim)."""
+        """Returns the projected output, float32, (..., width), of float32 (..., heads, head_dim)."""
         return self.out(self._rounded(mixed.reshape(*mixed.shape[:-2], -1)))
 
     def attend_in_prompt(self, queries: jax.Array, keys_values: KeysValues, *, is_seen: jax.Array) -> jax.Array:
-        """Returns what positions of prompts attend to, as float32.
+        """Returns the attention output at positions of prompts, as float32.
 
         Args:
           queries: shape (batch, positions, heads, head_dim).
@@ -219,7 +219,7 @@ class Attention(nn.Module):
         mixed = self._product(self._rounded(exponentials), values[:, :, None])
         return jnp.moveaxis(mixed / jnp.sum(exponentials, axis=-1, keepdims=True), -2, 1).reshape(queries.shape)
 
-    def attend_in_lanes(
+    def attend_in_branches(
         self,
         queries: jax.Array,
         own: KeysValues,
@@ -228,11 +228,13 @@ class Attention(nn.Module):
         source: KeysValues,
         source_bias: jax.Array,
     ) -> jax.Array:
-        """Returns what one position of every lane attends to, as float32: source and own path under one softmax.
+        """Returns the attention output of one position of every branch, as float32.
+
+        Source and own path are under one softmax.
 
         Args:
-          queries: shape (batch, lanes, heads, head_dim).
-          own: Each of shape (batch, lanes, heads of keys, steps, head_dim).
+          queries: shape (batch, branches, heads, head_dim).
+          own: Each of shape (batch, branches, heads of keys, steps, head_dim).
           own_bias: shape (batch or 1, 1, 1, 1, steps).
           source: Each of shape (batch, heads of keys, source, head_dim).
           source_bias: shape (batch, 1, 1, source).
@@ -241,41 +243,41 @@ class Attention(nn.Module):
           Shape of `queries`.
         """
         grouped = self._grouped(queries)
-        batch, lanes, heads, group, _ = grouped.shape
+        batch, num_branches, heads, group, _ = grouped.shape
         of_source = self._as_queries_of_sources(grouped)
         by_own = self._logits(grouped, jnp.swapaxes(own[0], -1, -2)) + own_bias
         by_source = self._logits(of_source, jnp.swapaxes(source[0], -1, -2)) + source_bias
-        # [batch, heads of keys, lanes * group, source] -> [batch, lanes, heads of keys, group, source]
-        by_source = jnp.swapaxes(by_source.reshape(batch, heads, lanes, group, -1), 1, 2)
+        # [batch, heads of keys, branches * group, source] -> [batch, branches, heads of keys, group, source]
+        by_source = jnp.swapaxes(by_source.reshape(batch, heads, num_branches, group, -1), 1, 2)
         exponentials, _ = _exponentials(jnp.concatenate([by_source, by_own], axis=-1))
         to_source, to_own = jnp.split(self._rounded(exponentials), [by_source.shape[-1]], axis=-1)
         mixed = self._product(self._as_queries_of_sources(to_source), source[1])
-        mixed = jnp.swapaxes(mixed.reshape(batch, heads, lanes, group, -1), 1, 2)
+        mixed = jnp.swapaxes(mixed.reshape(batch, heads, num_branches, group, -1), 1, 2)
         mixed = mixed + self._product(to_own, own[1])
         return (mixed / jnp.sum(exponentials, axis=-1, keepdims=True)).reshape(queries.shape)
 
     def share_of_path(self, queries: jax.Array, *, steps: Numbers, window: Numbers, path: Attended) -> Share:
-        """Returns what packed rows have of their paths.
+        """Returns the attention of packed rows over their paths.
 
         Args:
           queries: shape (rows, heads, head_dim).
-          steps: shape (rows,). Of the queries.
+          steps: shape (rows,). Steps of the queries.
           window: int32 scalar. How many keys a position sees, its own included.
-          path: As of `PackedLayer`.
+          path: See `PackedLayer`.
         """
-        # What the first step would keep, the source has: the last token of the prompt, gone through all layers.
+        # Skip the first step: its token is the prompt's last, whose keys and values the source has from prefill.
         first = 1
         places = jnp.arange(path.positions)[None]
         age = steps[:, None] - places
         # [rows, 1, 1, positions]
         is_seen = ((places >= first) & (age >= 0) & (age < window))[:, None, None]
         grouped = self._grouped(queries)
-        # Matrix products, though of few queries each: see T5's.
+        # Matrix products, though with few queries each: see T5's attention for the reason.
         logits = path.logits(lambda keys: self._capped(einsum("rgqd,rtgd->rgqt", grouped, keys, self.precision)))
         exponentials, largest = _exponentials_of_seen(logits, is_seen)
 
         def of_values(values: jax.Array, factors: jax.Array, is_seen: jax.Array) -> jax.Array:
-            # What is not seen may be what a broken prompt left: 0 * NaN is NaN.
+            # Zero the values that are not seen: a broken prompt may have left NaN there, and 0 * NaN is NaN.
             values = jnp.where(is_seen[:, 0, 0, :, None, None], values, jnp.zeros((), values.dtype))
             return einsum("rgqt,rtgd->rgqd", factors, values, self.precision)
 
@@ -284,13 +286,13 @@ class Attention(nn.Module):
         return Share(mixed.reshape(queries.shape), largest.reshape(by_head), path.total(exponentials).reshape(by_head))
 
     def share_of_source(self, queries: jax.Array, *, positions: jax.Array, window: Numbers, sources: Sources) -> Share:
-        """Returns what packed rows have of their sources.
+        """Returns the attention of packed rows over their sources.
 
         Args:
           queries: shape (rows, heads, head_dim).
-          positions: int32, shape (rows,). Of the queries.
-          window: As in `share_of_path`.
-          sources: As of `PackedLayer`.
+          positions: int32, shape (rows,). Positions of the queries.
+          window: See `share_of_path`.
+          sources: See `PackedLayer`.
         """
         rows, heads, _ = queries.shape
 
@@ -333,7 +335,7 @@ class Attention(nn.Module):
         return rounded(values, self.precision)
 
     def _normed(self, name: str, projected: jax.Array, heads: int) -> jax.Array:
-        """Returns queries or keys by head, normed if the model has such norms: in each head, or before."""
+        """Returns queries or keys by head, normed if the model has such norms: in each head, or over all heads."""
         if not self.config.query_key_norms:
             return self._split(projected, heads)
         norm = getattr(self, f"{name}_norm")
@@ -350,16 +352,16 @@ class Attention(nn.Module):
         return queries.reshape(*queries.shape[:-2], self.config.num_kv_heads, -1, queries.shape[-1])
 
     def _as_queries_of_sources(self, grouped: jax.Array) -> jax.Array:
-        """Returns (batch, lanes, heads of keys, group, n) as (batch, heads of keys, lanes * group, n)."""
+        """Returns (batch, branches, heads of keys, group, n) as (batch, heads of keys, branches * group, n)."""
         batch, _, heads, _, size = grouped.shape
         return jnp.swapaxes(grouped, 1, 2).reshape(batch, heads, -1, size)
 
 
 def _exponentials(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the softmax's exponentials of logits, divided by a power of 2, and the exponent of that.
+    """Returns the softmax's exponentials of logits, divided by a power of 2, and the exponent of this power.
 
-    It is the least whole number that leaves none above 1. So rounding them changes the same share of each, wherever the
-    keys that are seen together are cut into parts, or are not.
+    The exponent is the least whole number for which no exponential is above 1. So rounding has the same relative error,
+    whether or not the keys are cut into parts.
 
     Args:
       logits: float32, shape (..., keys).
@@ -368,11 +370,11 @@ def _exponentials(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
       Shapes (..., keys) and (...).
     """
     largest = jax.lax.stop_gradient(jnp.ceil(jnp.max(logits, axis=-1) / _LOG_2))
-    # Not exp2 of scaled logits: on CPU, XLA (jaxlib 0.10.2) makes an array as large as the logits of every factor.
+    # Not exp2 of scaled logits: on CPU, XLA (jaxlib 0.10.2) would make an array as large as the logits for each factor.
     return jnp.exp(logits - (largest * _LOG_2)[..., None]), largest
 
 
 def _exponentials_of_seen(logits: jax.Array, is_seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns `_exponentials`, 0 for keys that are not seen, which may be all."""
+    """Returns `_exponentials`, with 0 for keys that are not seen, which may be all."""
     exponentials, largest = _exponentials(jnp.where(is_seen, logits, MASKED))
     return jnp.where(is_seen, exponentials, np.float32(0)), largest

@@ -1,7 +1,7 @@
-"""The sizes of a decoder-only model, what else its arrays do not show, and the parameter tree that belongs to it.
+"""The config of a decoder-only model: its sizes and settings, and the parameter tree that they determine.
 
-The sizes also decide into which chunks prompts are cut, so that prefill takes little memory however long they are.
-Nothing here needs JAX.
+The sizes also determine the chunks of a prefill, so that it takes little memory for prompts of any length. This module
+needs no JAX.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 
 from calm_beam.model.architecture import Shapes, check_exit_fields, check_ids, cut, exit_fields, exit_shapes, few
 
-# Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
+# Activations of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
 ACTIVATIONS = ("silu", "gelu", "relu")
 
 # Numbers of `RopeScaling` that each kind uses; the others keep their defaults.
@@ -25,14 +25,14 @@ _SCALINGS = {
 }
 ROPE_SCALINGS = tuple(_SCALINGS)
 
-# Fields that names and shapes of arrays show, given the others.
+# Fields that follow from names and shapes of arrays, given the other fields.
 _SEEN = {"vocab_size", "emb_dim", "mlp_dim", "num_decoder_layers", "tied_head", "exit_classifier"} | {
     "attention_bias",
     "query_key_norms",
     "exit_norms",
     "exit_heads",
 }
-# Fields that came after models had been written and fingerprinted: where they change nothing, nothing is said of them.
+# Fields that are newer than some stored models and fingerprints: defaults are omitted, so old fingerprints stay valid.
 _ADDED_LATER = {
     "pre_norms",
     "post_norms",
@@ -47,7 +47,7 @@ _ADDED_LATER = {
     "attention_cap",
     "logits_cap",
 }
-# Of these, those that native code does not compute.
+# Those of these fields that native code does not compute.
 NOT_NATIVE = (
     "pre_norms",
     "post_norms",
@@ -62,30 +62,30 @@ NOT_NATIVE = (
 _ADDED_TO_SCALINGS = {"pair_factors"}
 # Far more than any model has, and few enough to write out the names of all arrays.
 MOST_LAYERS = 1000
-# What indices on devices are made of.
+# Indices on devices are 32-bit integers.
 _TOO_LARGE = 2**31
-# Of factors and bases; the largest known is 10 million.
+# Bound of factors and bases; the largest known is 10 million.
 _LARGEST_NUMBER = 1e30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How the frequencies of rotary positions are stretched over a longer context than a model was first trained on.
+    """How the frequencies of rotary positions are stretched over a longer context than the original one.
 
     Source: transformers `modeling_rope_utils.py`; YaRN (Peng et al. 2023), section 3; Llama 3.1's model card.
 
     Attributes:
       kind: `default` (not at all), `linear` (all divided by `factor`), `dynamic` (as `default` up to the model's
-        `max_positions`, with a base that grows with the length beyond), `llama3` or `yarn` (low ones divided, high ones
-        not, those between in part), `longrope` (each divided by a factor of its own).
-      factor: By how much, at least 1.
-      original_max_positions: Positions the model was first trained on.
-      low_freq_factor: Of `llama3`: wavelengths above `original_max_positions / low_freq_factor` are divided whole.
-      high_freq_factor: Of `llama3`: those below `original_max_positions / high_freq_factor` stay.
-      beta_fast: Of `yarn`: frequencies with more rotations than this in `original_max_positions` stay.
-      beta_slow: Of `yarn`: those with fewer rotations are divided whole.
-      attention_factor: Of `yarn` and `longrope`: what cosines and sines are multiplied by.
-      pair_factors: Of `longrope`: the factors, one for each pair of values.
+        `max_positions`, with a base that grows with the length beyond), `llama3` or `yarn` (low frequencies divided,
+        high ones not, those between in part), `longrope` (each divided by its own factor).
+      factor: Factor of the stretching, at least 1.
+      original_max_positions: Positions of the original context, on which the model was first trained.
+      low_freq_factor: For `llama3`: wavelengths above `original_max_positions / low_freq_factor` are divided fully.
+      high_freq_factor: For `llama3`: wavelengths below `original_max_positions / high_freq_factor` stay.
+      beta_fast: For `yarn`: frequencies with more rotations than this in `original_max_positions` stay.
+      beta_slow: For `yarn`: frequencies with fewer rotations than this are divided fully.
+      attention_factor: For `yarn` and `longrope`: factor of cosines and sines.
+      pair_factors: For `longrope`: the factors, one for each pair of values.
     """
 
     kind: str = "default"
@@ -131,11 +131,11 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
-    """Sizes of a decoder-only model of Llama's family, and what else decides what it computes.
+    """Sizes and settings of a decoder-only model of Llama's family.
 
-    Heads lie one after the other in the columns of the attention kernels, and rotary positions turn value i of a head
-    with value i + head_dim / 2, as transformers has them. Query heads share keys and values in groups of neighbours:
-    query head h has those of head h // (num_heads // num_kv_heads).
+    Heads follow each other in the columns of the attention kernels, and rotary positions turn value i of a head with
+    value i + head_dim / 2, as in transformers. Query heads share keys and values in groups of neighbours: query head h
+    has those of head h // (num_heads // num_kv_heads).
 
     Attributes:
       vocab_size: Rows of the embedding, and width of the output head.
@@ -147,34 +147,33 @@ class LlamaConfig:
       num_decoder_layers: Depth L; exit layers are counted from 1 to L.
       norm_epsilon: Added to the mean square in every norm.
       rope_theta: Base of the rotary frequencies, theta**(-2 i / head_dim).
-      rope_scaling: How these are stretched.
+      rope_scaling: How the rotary frequencies are stretched.
       max_positions: Most tokens of prompt and output together.
-      end_ids: Token ids of which each ends an output.
+      end_ids: Token ids that end an output.
       attention_bias: Whether queries, keys and values have biases, as in Qwen2.
       query_key_norms: Whether queries and keys are normed in each head, before positions, as in Qwen3.
-      whole_norms: Whether these norms are of all heads together, as in OLMo 2.
+      whole_norms: Whether `query_key_norms` are over all heads together, as in OLMo 2.
       pre_norms: Whether attention and feed-forward layers take normed states.
-      post_norms: Whether what they give is normed before it is added, as in OLMo 2, which has no norms before them.
-      turned_dim: How many values of a head positions turn, the first ones, as in Phi-4-mini; None for all.
-      unturned_layers: Layers without rotary positions, as in SmolLM3, counted and ordered as `windowed_layers`.
-      local_rope_theta: Base of the rotary frequencies in `windowed_layers`, where nothing is stretched, as in Gemma 3;
+      post_norms: Whether their outputs are normed before the residual is added, as in OLMo 2, which has no `pre_norms`.
+      turned_dim: How many values of a head rotary positions turn, the first ones, as in Phi-4-mini; None for all.
+      unturned_layers: Layers without rotary positions, as in SmolLM3, counted and ordered like `windowed_layers`.
+      local_rope_theta: Base of the rotary frequencies in `windowed_layers`, which are not stretched, as in Gemma 3;
         None for that of all layers.
-      query_factor: What queries are multiplied by; None for head_dim**-0.5.
-      embedding_factor: What embeddings are multiplied by, as in Granite; the tied head's are not.
-      residual_factor: What attention and feed-forward layers give is multiplied by before it is added.
-      logits_divisor: What logits are divided by.
-      attention_cap: What attention's logits are kept within by a hyperbolic tangent, as in Gemma 2; None if they are as
-        they come.
-      logits_cap: The same of the head's logits.
+      query_factor: Factor of queries; None for head_dim**-0.5.
+      embedding_factor: Factor of embeddings, as in Granite; it does not apply to a tied head.
+      residual_factor: Factor of the outputs of attention and feed-forward layers before the residual is added.
+      logits_divisor: Divisor of logits.
+      attention_cap: Cap on attention's logits, by a hyperbolic tangent, as in Gemma 2; None if there is none.
+      logits_cap: Cap on the head's logits, likewise.
       tied_head: Whether the output head is the transposed embedding.
       sliding_window: Keys that a position sees in `windowed_layers`, itself included; None if it sees all everywhere.
-      windowed_layers: Those layers, counted from 0 as in names of parameters, in ascending order.
-      activation: One of `ACTIVATIONS`, of the gate.
-      scaled_embedding: Whether embeddings are multiplied by sqrt(d), as in Gemma; the tied head's are not.
+      windowed_layers: Layers with a sliding window, counted from 0 as in names of parameters, ascending.
+      activation: Activation of the gate, one of `ACTIVATIONS`.
+      scaled_embedding: Whether embeddings are multiplied by sqrt(d), as in Gemma; it does not apply to a tied head.
       unit_offset_norms: Whether norms multiply by 1 + scale, as in Gemma, rather than by the scale.
       exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 0 if there is none, else 1 or 2.
-      exit_norms: Whether every layer below the last has a norm of its own before the head.
-      exit_heads: Whether each of these has the kernel of a head of its own.
+      exit_norms: Whether every layer below the last has its own norm before the head.
+      exit_heads: Whether every layer below the last has its own head kernel.
     """
 
     vocab_size: int
@@ -266,7 +265,7 @@ class LlamaConfig:
 
     @property
     def turned(self) -> int:
-        """How many values of a head positions turn."""
+        """How many values of a head rotary positions turn."""
         return self.turned_dim or self.head_dim
 
     def _check_window(self) -> None:
@@ -284,10 +283,10 @@ class LlamaConfig:
 
 
 def config_of(fields: Mapping[str, Any]) -> LlamaConfig:
-    """Returns the config that `dataclasses.asdict` made these fields of, as JSON gives them back.
+    """Returns the config with the given fields, which came from `dataclasses.asdict` through JSON.
 
     Args:
-      fields: By name; lists stand for tuples, and an object for the rope scaling.
+      fields: Values by name; lists in place of tuples, and an object for the rope scaling.
 
     Raises:
       ValueError: If a field is unknown, missing or wrong.
@@ -309,7 +308,7 @@ def config_of(fields: Mapping[str, Any]) -> LlamaConfig:
 
 
 def stored_fields(config: LlamaConfig) -> dict[str, Any]:
-    """Returns the fields of a config, without those that came later and change nothing: older readers take the rest."""
+    """Returns the fields of a config; defaults of newer fields are omitted, so that older readers accept it."""
     fields = _without_defaults(config, _ADDED_LATER)
     return {**fields, "rope_scaling": _without_defaults(config.rope_scaling, _ADDED_TO_SCALINGS)}
 
@@ -321,7 +320,7 @@ def _without_defaults(config: Any, names: set[str]) -> dict[str, Any]:
 
 
 def unseen(config: LlamaConfig) -> str:
-    """Returns all that decides what a model computes and that its arrays do not show, in one line of JSON."""
+    """Returns the settings of a model that do not follow from its arrays, in one line of JSON."""
     fields = {name: value for name, value in stored_fields(config).items() if name not in _SEEN}
     return json.dumps(fields, sort_keys=True)
 
@@ -350,7 +349,7 @@ def parameter_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Returns name and shape of every parameter of a layer, without what they begin with: `decoder/layers_0/`."""
+    """Returns name and shape of every parameter of a layer; names are without the prefix `decoder/layers_0/`."""
     width = config.emb_dim
     shapes: dict[str, tuple[int, ...]] = {}
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -378,14 +377,14 @@ def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_parameters(config: LlamaConfig, found: Shapes) -> None:
-    """Refuses arrays that are not those of a model.
+    """Checks that arrays are those of a model.
 
     Args:
       config: Sizes of the model.
       found: Name and shape of every array.
 
     Raises:
-      ValueError: If an array is missing, unknown or of another shape; names it.
+      ValueError: If an array is missing, unknown or of another shape; the message names it.
     """
     exit_fields(found, config.num_decoder_layers)
     expected = parameter_shapes(config)
@@ -418,7 +417,7 @@ def _check_size(name: str, value: object, *, least: int = 1) -> None:
 
 
 def _set_positive(config: object, name: str, *, shown: str) -> None:
-    """Makes a number a float, so that 10000 and 10000.0 are one model; refuses what is none, or not above 0."""
+    """Converts a number to float, so that 10000 and 10000.0 are one model; refuses other types, and 0 or less."""
     value = getattr(config, name)
     if type(value) not in (int, float) or not 0 < value < _LARGEST_NUMBER:
         raise ValueError(f"{shown} must be a number above 0 and below 1e30, got {cut(repr(value))}.")
@@ -433,18 +432,18 @@ def _check_factors(values: object) -> None:
         raise ValueError(f"rope_scaling: pair_factors must be numbers above 0 and below 1e30, got {cut(repr(values))}.")
 
 
-# What is held at a time beside keys and values: 256 MiB. With less, products have too few rows to be fast.
+# Intermediate results that a prefill holds at a time: 256 MiB. With less, products have too few rows to be fast.
 _MOST_NUMBERS = 1 << 26
 _FEWEST_POSITIONS = 16
 
 
 def chunk_positions(config: LlamaConfig, *, rows: int, source: int) -> int:
-    """Returns how many positions of each prompt go through the layers at a time: all, or equal parts.
+    """Returns how many positions of each prompt are prefilled at a time: all, or equal parts.
 
     Args:
-      config: Of the model.
-      rows: Prompts that go through it together.
-      source: Positions of each.
+      config: The model's config.
+      rows: Prompts that are prefilled together.
+      source: Positions of each prompt.
     """
     most = max(_FEWEST_POSITIONS, _MOST_NUMBERS // (rows * _position_numbers(config, source=source)))
     count = -(-source // most)
@@ -452,7 +451,7 @@ def chunk_positions(config: LlamaConfig, *, rows: int, source: int) -> int:
 
 
 def chunk_numbers(config: LlamaConfig, *, rows: int, source: int) -> int:
-    """Returns how many numbers a layer makes of a chunk: attention before and after the softmax, and MLP."""
+    """Returns how many numbers a layer computes for a chunk: attention before and after the softmax, and MLP."""
     return rows * chunk_positions(config, rows=rows, source=source) * _position_numbers(config, source=source)
 
 

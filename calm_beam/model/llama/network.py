@@ -1,6 +1,6 @@
-"""The decoder-only network: prompts, one decoder layer at a time, and the output head at any layer.
+"""The decoder-only network: prefill, one decoder layer at a time, and the output head at any layer.
 
-Its decoder layers also come packed, as native code takes them.
+It also packs its decoder for native code.
 """
 
 import functools
@@ -57,11 +57,11 @@ class FeedForward(nn.Module):
 
 
 class LayerTerms(NamedTuple):
-    """What a packed layer needs beside its parameters.
+    """The inputs of a packed layer that differ between layers, in addition to its parameters.
 
     Attributes:
       window: int32 scalar. How many keys a position sees, its own included.
-      turning: How it turns queries and keys; None if all layers do it alike, and it is part of the program.
+      turning: The rotation of queries and keys; None if all layers have the same, which is then part of the program.
     """
 
     window: jax.Array
@@ -83,7 +83,7 @@ class DecoderLayer(nn.Module):
         self.self_attention = Attention(config, self.precision)
         self.mlp = FeedForward(config, self.precision)
         if config.post_norms:
-            # Of float32 sums, which are rounded when they are added.
+            # These norms take float32 sums, which are rounded when the residual is added.
             self.post_self_attention_layer_norm = RMSNorm(config)
             self.post_mlp_layer_norm = RMSNorm(config)
 
@@ -93,7 +93,7 @@ class DecoderLayer(nn.Module):
         Args:
           states: shape (..., width).
           positions: int32, shape (...).
-          turning: Of this layer.
+          turning: This layer's rotation.
 
         Returns:
           Each of shape (..., heads of keys, head_dim).
@@ -120,7 +120,7 @@ class DecoderLayer(nn.Module):
           hidden: shape (batch, positions, width).
           keys_values: Of these and earlier positions, each (batch, heads of keys, source, head_dim).
           positions: int32, shape (positions,).
-          turning: Of this layer.
+          turning: This layer's rotation.
           is_seen: bool, shape (positions, source). By position of query and of key.
         """
         mixed = self.self_attention.attend_in_prompt(
@@ -128,7 +128,7 @@ class DecoderLayer(nn.Module):
         )
         return self._feed_forward(self._added(hidden, self.self_attention.output(mixed), "self_attention"))
 
-    def in_lanes(
+    def in_branches(
         self,
         hidden: jax.Array,
         own: KeysValues,
@@ -139,18 +139,18 @@ class DecoderLayer(nn.Module):
         position: Position,
         turning: Turning,
     ) -> jax.Array:
-        """Returns the layer's output for one position of every lane, (batch, lanes, width).
+        """Returns the layer's output for one position of every branch, (batch, branches, width).
 
         Args:
-          hidden: shape (batch, lanes, width).
-          own: As in `attend_in_lanes`, like the next three.
-          own_bias: As there.
-          source: As there.
-          source_bias: As there.
-          position: Of each row, (batch,).
-          turning: Of this layer.
+          hidden: shape (batch, branches, width).
+          own: See `attend_in_branches`.
+          own_bias: See `attend_in_branches`.
+          source: See `attend_in_branches`.
+          source_bias: See `attend_in_branches`.
+          position: Position of each row, (batch,).
+          turning: This layer's rotation.
         """
-        mixed = self.self_attention.attend_in_lanes(
+        mixed = self.self_attention.attend_in_branches(
             self._queries(hidden, positions_of(position)[:, None], turning),
             own,
             own_bias=own_bias,
@@ -180,12 +180,12 @@ class DecoderLayer(nn.Module):
         return self._added(hidden, self.mlp(self._normed(hidden, "mlp")), "mlp")
 
     def _normed(self, hidden: jax.Array, name: str) -> jax.Array:
-        """Returns what a sub-layer takes of the residual stream."""
+        """Returns the input of a sub-layer, given the residual stream."""
         taken: jax.Array = getattr(self, f"pre_{name}_layer_norm")(hidden) if self.config.pre_norms else hidden
         return taken
 
     def _added(self, stream: jax.Array, values: jax.Array, name: str) -> jax.Array:
-        """Returns the stream with what a sub-layer gives."""
+        """Returns the residual stream with a sub-layer's output added."""
         if self.config.post_norms:
             values = getattr(self, f"post_{name}_layer_norm")(values)
         if self.config.residual_factor != 1:
@@ -194,7 +194,7 @@ class DecoderLayer(nn.Module):
 
 
 def positions_of(position: Position) -> jax.Array:
-    """Returns the rotary positions of tokens: that of the first step is the prompt's last token."""
+    """Returns the rotary positions of tokens; the first step has that of the prompt's last token."""
     return jnp.asarray(position.prompt_lengths) - 1 + jnp.asarray(position.steps)
 
 
@@ -225,14 +225,14 @@ class Decoder(nn.Module):
 class EarlyExitLlama(nn.Module):
     """A decoder-only model with an output head after every layer.
 
-    The parameter tree is the one of `parameter_shapes`. Methods are called through `Module.apply`, and described in
-    `EarlyExitModel`. The prompt goes through all layers, its last token included. The first step reads that token
-    again, so that it may exit; what it would keep is not used, since the prompt has kept it already.
+    `parameter_shapes` describes the parameter tree, and `EarlyExitModel` the methods, which are called through
+    `Module.apply`. Prefill runs all layers for the whole prompt, its last token included. The first step reads that
+    token again, so that it may exit; its keys and values are not used, since the source has them already.
 
     Attributes:
-      config: Of the model.
-      precision: In which numbers it computes. States, keys and values are of its type.
-      layer_dropout: How often rows pass the last layer by, used with `deterministic=False`; see `layer_dropout_rates`.
+      config: The model's config.
+      precision: Precision in which it computes. States, keys and values have its type.
+      layer_dropout: Rate at which rows skip the last layer with `deterministic=False`; see `layer_dropout_rates`.
     """
 
     config: LlamaConfig
@@ -249,7 +249,7 @@ class EarlyExitLlama(nn.Module):
         embedded = looked_up(self.token_embedder.embedding.astype(self.precision.dtype), tokens)
         factor: Any = np.float32(self.config.embedding_factor)
         if self.config.scaled_embedding:
-            # Gemma's own code, too, rounds the factor to the type of the states.
+            # Gemma's own code also rounds the factor to the type of the states.
             factor = factor * np.asarray(np.sqrt(self.config.emb_dim), self.precision.dtype).astype(np.float32)
         return embedded if factor == 1 else rounded(widened(embedded) * factor, self.precision)
 
@@ -258,13 +258,13 @@ class EarlyExitLlama(nn.Module):
     ) -> tuple[list[KeysValues], jax.Array]:
         """Returns every layer's keys and values of prompts, and the mask of their positions.
 
-        Long prompts go through the layers in chunks, each attending to what those before it have left.
+        Long prompts are prefilled in chunks, each of which attends to the keys and values of those before it.
 
         Args:
-          source_tokens: shape (batch, source). Padded behind: no position sees those after it.
+          source_tokens: shape (batch, source). Right-padded: no position sees later ones.
           lengths: int32, shape (batch,).
-          prefix: What `prefill` made of the first tokens that all prompts share, each (1, heads of keys, positions,
-            head_dim), with fewer positions than source; none if they go through the layers here, too.
+          prefix: Keys and values of the common prefix of all prompts, each (1, heads of keys, positions, head_dim), as
+            `prefill` returned them, with fewer positions than source; empty to compute them here.
         """
         batch, source = source_tokens.shape
         mask = jnp.arange(source)[None] < lengths[:, None]
@@ -274,7 +274,7 @@ class EarlyExitLlama(nn.Module):
         return self._by_chunks(source_tokens, chunk, prefix), mask
 
     def _by_chunks(self, tokens: jax.Array, most: int, prefix: Sequence[KeysValues]) -> list[KeysValues]:
-        """Returns every layer's keys and values of prompts, (batch, source), at most so many positions at a time."""
+        """Returns every layer's keys and values of prompts, (batch, source), at most `most` positions at a time."""
         config, (batch, source) = self.config, tokens.shape
         first = prefix[0][0].shape[2] if prefix else 0
         count = -(-(source - first) // most)
@@ -290,24 +290,24 @@ class EarlyExitLlama(nn.Module):
         begun = [tuple(map(self._placed, pair)) for pair in begun]
         rest = jnp.pad(tokens[:, first:], ((0, 0), (0, padding)))
         parts = jnp.moveaxis(rest.reshape(batch, count, chunk), 1, 0)
-        # Flax's modules are not for JAX's loops: this one is taken apart, and its parameters are those of the caller.
+        # Flax modules cannot be used in JAX's loops: unbind this one, and pass its parameters.
         model, variables = self.unbind()
 
-        def go_through(kept: list[KeysValues], part: tuple[jax.Array, jax.Array]) -> tuple[list[KeysValues], None]:
+        def prefill(kept: list[KeysValues], part: tuple[jax.Array, jax.Array]) -> tuple[list[KeysValues], None]:
             _, kept = model.apply(variables, part[0], first=part[1], kept=kept, method="_in_prompt")
             return kept, None
 
-        kept, _ = jax.lax.scan(go_through, begun, (parts, first + chunk * jnp.arange(count)))
+        kept, _ = jax.lax.scan(prefill, begun, (parts, first + chunk * jnp.arange(count)))
         return [tuple(values[:, :, :source] for values in pair) for pair in kept]
 
     def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
-        """Returns the states that predict the targets, (layers, batch, target, width): from the prompt's last on.
+        """Returns the states that predict the targets, (layers, batch, target, width), from the prompt's last token on.
 
-        Arguments are those of `EarlyExitModel.teacher_forced`; there is no dropout but of layers.
+        Arguments are those of `EarlyExitModel.teacher_forced`; the only dropout is layer dropout.
         """
         states = self.decode_teacher_forced(jnp.asarray(taught.source_tokens), deterministic=deterministic)
         width = taught.targets.shape[1]
-        # As many of each row are taken as the longest output needs: of a shorter one, up to positions that no row has.
+        # Each row takes as many states as the longest output has; a shorter output's slice may exceed the row, so pad.
         states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
         starts = jnp.asarray(taught.source_lengths) - jnp.asarray(taught.target_lengths)
 
@@ -315,8 +315,8 @@ class EarlyExitLlama(nn.Module):
             of_layers, start = row
             return jax.lax.dynamic_slice_in_dim(of_layers, start, width, axis=1)
 
-        # Row by row: of all at once the gradient is a scatter, which XLA (jaxlib 0.10.2) divides among GPUs in a way
-        # that it refuses afterwards.
+        # Row by row: for all rows at once the gradient is a scatter, for which XLA (jaxlib 0.10.2) chooses a division
+        # among GPUs that it then refuses.
         taken: jax.Array = jax.lax.map(of_row, (jnp.moveaxis(states, 1, 0), starts))
         return jnp.moveaxis(taken, 0, 1)
 
@@ -324,7 +324,7 @@ class EarlyExitLlama(nn.Module):
         """Returns the output of every layer at every position, without early exits.
 
         Args:
-          tokens: shape (batch, positions). Prompt and output, padded behind.
+          tokens: shape (batch, positions). Prompt and output, right-padded.
           deterministic: Whether layer dropout is off.
 
         Returns:
@@ -340,17 +340,18 @@ class EarlyExitLlama(nn.Module):
         kept: Sequence[KeysValues | None] = (),
         deterministic: bool = True,
     ) -> tuple[list[jax.Array], list[KeysValues]]:
-        """Returns of every layer its output at positions of prompts, and keys and values of these and earlier ones.
+        """Returns every layer's output at positions of prompts, and its keys and values of these and earlier ones.
 
         Args:
           tokens: shape (batch, positions).
           first: int32 scalar. The first of the positions.
           kept: Every layer's keys and values of earlier positions, with room for these, each (batch, heads of keys,
-            source, head_dim); none if there are no earlier ones.
+            source, head_dim); empty if there are no earlier ones.
           deterministic: Whether layer dropout is off.
 
         Returns:
-          For each layer (batch, positions, width); and keys and values as they came, or of these positions alone.
+          For each layer (batch, positions, width); and keys and values in the shape of `kept`, or of these positions
+          alone.
         """
         positions = jnp.arange(tokens.shape[1]) + first
         hidden, states, keys_values = self.embed(tokens), [], []
@@ -377,9 +378,9 @@ class EarlyExitLlama(nn.Module):
         return divided(values, 1, of=self.config.num_kv_heads)
 
     def decoder_position_biases(self, length: int) -> list[jax.Array]:
-        """Returns what hides generated keys from queries, each (1, length, length): of each layer, or of all.
+        """Returns the masks of generated keys as biases, each (1, length, length), for every layer, or one for all.
 
-        Hidden are those to come, those before the window, and that of the first step, which is the prompt's.
+        They hide future keys, keys before the window, and that of the first step, which the source has.
         """
         steps = np.arange(length)
         age = steps[:, None] - steps
@@ -389,7 +390,7 @@ class EarlyExitLlama(nn.Module):
         ]
 
     def path_terms(self, length: int) -> list[LayerTerms]:
-        """Returns what packed layers need, of each layer or of all."""
+        """Returns the terms of packed layers, for every layer, or one for all."""
         if not (self.config.unturned_layers or self.config.local_rope_theta):
             return [LayerTerms(jnp.int32(window), None) for window in self._distinct_windows()]
         return [
@@ -398,7 +399,7 @@ class EarlyExitLlama(nn.Module):
         ]
 
     def source_biases(self, source_mask: jax.Array, position: Position) -> list[jax.Array]:
-        """Returns what hides padding, and what is before the window, from queries: (batch, 1, 1, source) each."""
+        """Returns the masks of padding, and of keys before the window, as biases, each (batch, 1, 1, source)."""
         # [batch, source]
         age = positions_of(position)[:, None] - jnp.arange(source_mask.shape[1])[None]
         return [
@@ -407,7 +408,7 @@ class EarlyExitLlama(nn.Module):
         ]
 
     def self_keys_values(self, states: jax.Array, layer: int, *, position: Position) -> KeysValues:
-        """Returns what a layer keeps of one position of every lane, each (batch, lanes, heads of keys, head_dim)."""
+        """Returns keys and values for one position of every branch, each (batch, branches, heads of keys, head_dim)."""
         turning = turnings(self.config)[layer - 1]
         return self.decoder.layers[layer - 1].keys_values(states, positions_of(position)[:, None], turning=turning)
 
@@ -422,8 +423,8 @@ class EarlyExitLlama(nn.Module):
         source_bias: jax.Array,
         position: Position,
     ) -> jax.Array:
-        """Returns the output of a layer for one position of every lane, (batch, lanes, width)."""
-        return self.decoder.layers[layer - 1].in_lanes(
+        """Returns the output of a layer for one position of every branch, (batch, branches, width)."""
+        return self.decoder.layers[layer - 1].in_branches(
             hidden,
             self_keys_values,
             own_bias=self_bias,
@@ -442,13 +443,13 @@ class EarlyExitLlama(nn.Module):
         return capped(logits, self.config.logits_cap)
 
     def head_inputs(self, states: jax.Array, layer: int) -> jax.Array:
-        """Returns what the head's weights multiply, shape of `states`: the normed states, divided as logits are."""
+        """Returns the inputs of the head, shape of `states`: the normed states, divided by the divisor of logits."""
         inputs = normed(self.decoder, states, layer)
         divisor = self.config.logits_divisor
         return inputs if divisor == 1 else rounded(widened(inputs) / np.float32(divisor), self.precision)
 
     def head_weights(self, layer: int) -> tuple[jax.Array, int]:
-        """Returns the weights of the head after a layer as they are stored, and the axis of the vocabulary in them."""
+        """Returns the stored weights of the head after a layer, and the axis of the vocabulary in them."""
         return head_weights(self.token_embedder, self.decoder, layer, self.precision)
 
     def exit_score(self, states: jax.Array) -> jax.Array:
@@ -469,18 +470,18 @@ class EarlyExitLlama(nn.Module):
         return [window if index in config.windowed_layers else _ALL for index in range(config.num_decoder_layers)]
 
     def _distinct_windows(self) -> list[np.int32]:
-        """Returns `_windows`, or the only one that there is."""
+        """Returns `_windows`, or a single window if all layers have the same."""
         windows = self._windows()
         return windows[:1] if len(set(windows)) == 1 else windows
 
 
 def native_decoder(config: LlamaConfig, parameters: Mapping[str, Any], *, terms: Sequence[Any]) -> NativeDecoder:
-    """Returns a model's decoder.
+    """Returns a model's decoder for native code.
 
     Args:
-      config: Of the model.
-      parameters: All of its arrays, as a tree.
-      terms: Its `path_terms`.
+      config: The model's config.
+      parameters: All arrays of the model, as a tree.
+      terms: The network's `path_terms`.
     """
     decoder, packing = parameters["decoder"], Packing()
     layers = [
@@ -515,7 +516,7 @@ def _layer(config: LlamaConfig, layer: Mapping[str, Any], window: int, packing: 
         size=config.head_dim,
         width=config.emb_dim,
         activation=library.ACTIVATIONS.index(config.activation),
-        # What the first step would keep, the source has.
+        # Skip the first step: the source has its keys and values.
         first=1,
         window=window,
         epsilon=config.norm_epsilon,

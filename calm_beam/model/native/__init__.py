@@ -1,1 +1,1 @@
-"""Code in C for what XLA does slowly on processors: made where it is used, and done without where that fails."""
+"""C code for computations that are slow in XLA on CPUs: built at installation, and optional where that fails."""

@@ -1,4 +1,4 @@
-/* What the queries of one row have of some keys and values, read where they stand. */
+/* Attention of one row's queries over some keys and values, which are read in place. */
 
 #ifndef CALM_BEAM_ATTENTION_H_
 #define CALM_BEAM_ATTENTION_H_
@@ -14,10 +14,10 @@
 
 enum { kMostVectors = 4 }; /* Of a head, whose sums are kept in registers. */
 
-/* Of no keys: far below the exponent of any logit. */
+/* The exponent without keys: far below that of any logit. */
 static const float kNothing = -1e10f;
 
-/* Where keys and values stand, and what is added to their logits. */
+/* Arrays of keys and values, and the biases of their logits. */
 typedef struct {
   int64_t heads, key_heads, size; /* Numbers of a head. */
   int64_t head_stride;            /* Numbers from a head to the next. */
@@ -26,8 +26,8 @@ typedef struct {
   int64_t bias_heads, ages;
 } Keys;
 
-/* What a row sees: `count` positions, with where their keys stand, and how old they are; and room for logits, which are
-   read by whole vectors. */
+/* The positions that a row sees: `count` of them, with the indices of their keys, and their ages; and room for logits,
+   which are read by whole vectors. */
 typedef struct {
   int64_t count;
   int64_t* offsets;
@@ -35,7 +35,7 @@ typedef struct {
   float* logits;
 } Seen;
 
-/* Returns room for `most` positions, to be given back by `forget`. */
+/* Returns room for `most` positions; free it by `forget`. */
 static inline Seen seen_of(int64_t most, int* has_memory) {
   return (Seen){
       .offsets = memory_of(sizeof(int64_t) * most, has_memory),
@@ -46,10 +46,11 @@ static inline Seen seen_of(int64_t most, int* has_memory) {
 
 static inline void forget(Seen* seen) { free(seen->offsets), free(seen->ages), free(seen->logits); }
 
-/* Makes logits their exponentials, divided by a power of two, and puts it and the sum into `largest` and `total`. */
+/* Replaces logits by their exponentials, divided by a power of two; writes its exponent and the sum to `largest` and
+   `total`. */
 static void exponentiate(float* logits, int64_t count, float* largest, float* total) {
   Floats most = all(-INFINITY);
-  /* What is no number is left out here, and comes out of the exponential. */
+  /* NaN is ignored here, and propagates through the exponential. */
   for (int64_t at = 0; at < count; at += kLanes) {
     const Integers is_there = before(count, at);
     const Floats here = load(logits + at);
@@ -57,7 +58,7 @@ static void exponentiate(float* logits, int64_t count, float* largest, float* to
   }
   const float highest = most_of(most);
   *largest = ceilf(highest * kLog2);
-  /* Of the highest: from a half to one, whatever is lost where logits are enormous. */
+  /* The highest exponential is from a half to one, even where huge logits lose precision. */
   float exponent = fmaf(highest, kLog2, -*largest) + highest * kMoreOfLog2;
   exponent = exponent > 0 ? 0 : exponent < -1 ? -1 : exponent;
   const Floats scale = all(exp2f(exponent));
@@ -71,7 +72,7 @@ static void exponentiate(float* logits, int64_t count, float* largest, float* to
   *total = sum_of(sum);
 }
 
-/* Puts the sums of `vectors` vectors of values, times weights, into `mixed`. */
+/* Writes the sums of `vectors` vectors of values, times weights, to `mixed`. */
 static inline __attribute__((always_inline)) void mix_vectors(const float* values, const Seen* seen,
                                                               const float* weights, const int vectors, float* mixed) {
   Floats sums[kMostVectors] = {{0}};
@@ -93,8 +94,8 @@ static void mix(const float* values, const Seen* seen, const float* weights, int
   }
 }
 
-/* Puts the sums of values, times exponentials of logits, of each head into `mixed`, [heads, size]; the exponentials'
-   sums into `totals`, and what they and their sums are divided by into `largest`, both [heads]. */
+/* Writes each head's sums of values, times exponentials of logits, to `mixed`, [heads, size]; the sums of exponentials
+   to `totals`, and the exponents of the power of two that divides them to `largest`, both [heads]. */
 static void attend_row(const Keys* keys, const Seen* seen, const float* queries, float* mixed, float* largest,
                        float* totals) {
   const int64_t group = keys->heads / keys->key_heads, size = keys->size;

@@ -1,6 +1,6 @@
-"""How native code is built: read by setup.py, which cannot import what it builds, and by what loads and tests it.
+"""How native code is built; for setup.py, which cannot import what it builds, and for the code that loads and tests it.
 
-Each instruction set has a shared library of its own beside this file, made of the same sources.
+Each instruction set has its own shared library next to this file, built from the same sources.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "aarch64": {"neon": ()},
 }
-"""By machine, the instruction sets that there is code for, the best first, with what each needs of a processor."""
+"""By machine, the instruction sets that there is code for, the best first, with the processor features they need."""
 
 TUNED = ("avx512_vnni", "avx2")
-"""Those that have code of their own, and are taken where nothing else is asked for.
+"""Instruction sets with tuned code, which are used by default.
 
 The others have portable code: it computes no certified heads, and it was slower than XLA where it could be measured
 (docs/measurements.md, "Portable code").
@@ -34,9 +34,9 @@ _SOURCES = ("layer.c", "head.c", "measures.c", "step.c", "threads.c")
 _SCREEN = "screen.c"
 
 LAYOUTS = "layouts.h"
-"""Name of the header that `layouts` is the text of."""
+"""Name of the header with the text of `layouts`."""
 
-# Only x86 has one that is older than the compiler's default: `-march=native` among CFLAGS must not reach a wheel.
+# Explicit on x86 only: `-march=native` among CFLAGS must not reach a wheel.
 _BASELINES = {"x86_64": ("-march=x86-64", "-mtune=generic")}
 _IEEE = ("-fno-fast-math", "-fno-unsafe-math-optimizations")
 
@@ -45,36 +45,36 @@ def instruction_sets(machine: str | None = None) -> dict[str, tuple[str, ...]]:
     """Returns the instruction sets of a machine, with the features that each needs; none where there is no code for it.
 
     Args:
-      machine: As `platform.machine()` names it, which is the default.
+      machine: A name as `platform.machine()` returns it, which is the default.
     """
     return INSTRUCTION_SETS.get(machine or platform.machine(), {})
 
 
 def file_name(instruction_set: str) -> str:
-    """Returns what a library is called: with a dot in it, so that who lists modules does not take it for one."""
+    """Returns a library's file name, which has a dot, so that tools that list modules do not take it for one."""
     return f"{instruction_set}.code.so"
 
 
 def sources(instruction_set: str) -> list[pathlib.Path]:
-    """Returns what a library is made of."""
+    """Returns the source files of a library."""
     return [FOLDER / name for name in (*_SOURCES, *([_SCREEN] if instruction_set in TUNED else []))]
 
 
 def compile_options(instruction_set: str, *, machine: str | None = None) -> list[str]:
-    """Returns what a compiler is told; it comes last, so that no CFLAGS change the arithmetic, which is IEEE's.
+    """Returns the compiler's options; they come last, so that no CFLAGS change the arithmetic, which is IEEE's.
 
-    Multiplications and additions are fused where the sources say so, and nowhere else: then every compiler makes code
-    that computes the same.
+    Multiplications and additions are fused only where the sources say so: then code of every compiler computes the
+    same.
 
     Args:
       instruction_set: One of the machine's.
-      machine: As of `instruction_sets`.
+      machine: See `instruction_sets`.
     """
     features = instruction_sets(machine)[instruction_set]
     return [
-        # Without notes for debuggers, which would name the folder that it was built in.
+        # -g0: debug information would contain the name of the build folder.
         *("-std=gnu11", "-O3", "-g0", "-fPIC", "-pthread", "-fno-math-errno"),
-        # Vectors are passed between functions of one library only.
+        # -Wno-psabi: vectors are passed between functions of one library only.
         "-Wno-psabi",
         *_BASELINES.get(machine or platform.machine(), ()),
         *(f"-m{feature.replace('_', '')}" for feature in features),
@@ -83,14 +83,14 @@ def compile_options(instruction_set: str, *, machine: str | None = None) -> list
 
 
 def link_options() -> list[str]:
-    """Returns what a linker is told: among others, not to have small numbers taken for zero in the whole process."""
+    """Returns the linker's options; they also prevent flushing of small numbers to zero in the whole process."""
     return ["-O3", *_IEEE, "-pthread", "-lm"]
 
 
 def layouts() -> str:
-    """Returns a header by which a compiler checks that Python's structures are C's: sizes, and places of fields.
+    """Returns a header by which a compiler checks that Python's structures match C's: sizes and offsets of fields.
 
-    It names itself, so that a library of other structures is told from one of these when it is loaded.
+    The header contains its own digest, so that loading detects a library that was built with other structures.
     """
     lines = ["/* Made of native/structures.py. */", "#include <stddef.h>"]
     for name, structure in runpy.run_path(str(FOLDER / "structures.py")).items():
@@ -106,5 +106,5 @@ def layouts() -> str:
 
 
 def layouts_name() -> str:
-    """Returns what the header calls itself: the same for the same structures."""
+    """Returns the header's digest, which is the same for the same structures."""
     return layouts().split('"')[-2]

@@ -7,7 +7,7 @@
 
 #include "vectors.h"
 
-/* The logarithm of e to the base of two, and what the first leaves out of it. */
+/* The logarithm of e to base two, and the rounding error of this number. */
 static const float kLog2 = 1.44269504f, kMoreOfLog2 = 1.92596303e-8f;
 
 /* Returns 2^x for x up to 0; 0 far below, and NaN for NaN. */

@@ -1,6 +1,6 @@
-/* What a head makes of states: those numbers of its logits that decisions are made of. It is for heads so small that
-   nothing coarser is faster. The numbers are XLA's (exits/decision.py), summed in another order; a row's are the
-   same whatever the other rows of a call are. */
+/* Summaries of a head's logits for states, from which decisions are computed. It is for heads so small that a certified
+   head is not faster. The summaries are those of XLA (exits/decision.py), summed in another order; they are
+   batch-invariant: a row gives the same bits in any call. */
 
 #include <math.h>
 #include <stdint.h>
@@ -18,13 +18,13 @@ SAME_IN_PYTHON_Head
 enum {
   kRowsOfBlock = 24,
   kFacts = 5,
-  kPanelsOfPart = 4, /* Whose sums stay near the processor. Few: a row's numbers must not depend on how many rows there
-                        are, and so neither on the parts. */
+  kPanelsOfPart = 4, /* Panels whose sums stay in the cache. Constant: a row's bits must not depend on the number of
+                        rows, and so not on the parts. */
 };
 
 typedef struct {
   int64_t count, threads;
-  const Measure* measure; /* NULL if no confidence is made of this. */
+  const Measure* measure; /* NULL for no confidence. */
   const float* states;    /* [entries, width] */
   const int64_t* entries; /* [count] */
   float* facts;           /* [5, count]: largest, second, total, weighted, confidence */
@@ -42,8 +42,8 @@ typedef struct {
 
 static int64_t parts_of(const Head* head) { return (panels_of(&head->weights) + kPanelsOfPart - 1) / kPanelsOfPart; }
 
-/* Returns the facts of the logits of a row, followed by as many of -inf as fill a vector. Until they are settled, the
-   token is -1 if one of them is no number. */
+/* Returns the facts of a row's logits, which are padded with -inf to a whole vector. Until the facts are settled, the
+   token is -1 if a logit is NaN. */
 static Facts facts_of(const float* logits, int64_t count, int32_t first) {
   Facts facts = {.largest = -INFINITY, .second = -INFINITY};
   Floats largest = all(-INFINITY), second = all(-INFINITY);
@@ -59,7 +59,7 @@ static Facts facts_of(const float* logits, int64_t count, int32_t first) {
   facts.largest = most_of(largest);
   int has_seen = 0;
   for (int lane = 0; lane < kLanes; ++lane) {
-    /* The largest once more, if it stands in another lane. */
+    /* The largest once more, if it is in another lane too. */
     if (largest[lane] == facts.largest && !has_seen)
       has_seen = 1, facts.second = facts.second > second[lane] ? facts.second : second[lane];
     else
@@ -81,7 +81,7 @@ static Facts facts_of(const float* logits, int64_t count, int32_t first) {
 
 static float exponential_of(float below) { return exponential(all(below))[0]; }
 
-/* Adds what another part, that comes later in the vocabulary, has. */
+/* Merges the facts of a later part of the vocabulary. */
 static void add_facts(Facts* facts, const Facts* other) {
   if (facts->token < 0 || other->token < 0) {
     *facts = (Facts){.largest = INFINITY, .token = -1};
@@ -109,7 +109,7 @@ static void norm_state(const Head* head, const float* state, float* normed) {
   for (int64_t at = 0; at < width; ++at) normed[at] *= head->factor;
 }
 
-/* Puts what a part of the vocabulary has for normed rows, [rows, width], into every `stride`th of `facts`. */
+/* Writes the facts of a part of the vocabulary for normed rows, [rows, width], to every `stride`th of `facts`. */
 static void ask_part(const Head* head, int64_t part, const float* normed, int64_t rows, Facts* facts, int64_t stride) {
   const Matrix* weights = &head->weights;
   const int64_t panels = panels_of(weights), first = part * kPanelsOfPart;
@@ -132,7 +132,7 @@ static void ask_part(const Head* head, int64_t part, const float* normed, int64_
   }
 }
 
-/* Says what is known where a logit is no number, or the largest is infinite. */
+/* Settles facts: their final values where a logit is NaN, or the largest is infinite. */
 static Facts settled(const Facts* facts) {
   if (facts->token < 0) return (Facts){NAN, facts->second, NAN, NAN, 0};
   Facts known = *facts;
@@ -185,7 +185,7 @@ static void run(const void* context, int phase, int64_t task) {
     for (int64_t row = from; row < to; ++row) tell(call, row);
 }
 
-/* Returns 0 if there is no memory for it. */
+/* Returns 0 if there is not enough memory. */
 int calm_beam_summarise(const Head* head, const Asked* asked) {
   int has_memory = 1;
   Call call = {.head = head, .asked = asked};

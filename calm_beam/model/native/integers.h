@@ -1,4 +1,4 @@
-/* Products of 8-bit integers, and what else a certified head takes of vectors: of AVX-512 with VNNI, or of AVX2. */
+/* Products of 8-bit integers, and other vector operations of certified heads, for AVX-512 with VNNI or for AVX2. */
 
 #ifndef CALM_BEAM_INTEGERS_H_
 #define CALM_BEAM_INTEGERS_H_
@@ -10,16 +10,16 @@
 #include "vectors.h"
 
 enum {
-  kSides = 16,       /* Entries whose weights lie side by side. */
+  kSides = 16,       /* Entries whose weights are adjacent. */
   kBlock = 64,       /* Entries of a block of the vocabulary. */
   kVectors = kBlock / kLanes,
-  kAhead = 8,        /* Bytes that are asked for during the products of a column with so many rows. */
+  kAhead = 8,        /* Bytes that are prefetched during the products of a column with kRowsAtATime rows. */
 };
 
 typedef int32_t UnalignedIntegers __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef uint16_t UnalignedHalves __attribute__((vector_size(2 * kLanes), aligned(2)));
 
-/* Into the second cache: the first one takes such requests at half the rate. */
+/* Into the L2 cache: the L1 cache takes prefetches at half the rate. */
 static inline void ask_for_line(const void* memory) { __builtin_prefetch(memory, 0, 2); }
 
 /* Returns bfloat16 numbers. */
@@ -30,16 +30,16 @@ static inline Floats widened(UnalignedHalves halves) {
 /* Returns the bits of floats as integers in the order of the floats, and the other way round. */
 static inline Integers in_order(Integers bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 
-/* Past the caches, where whole vectors stand; other threads see it after `finish_far_stores`. */
+/* Stores whole vectors past the caches; other threads see them after `finish_far_stores`. */
 static inline void store_far(float* values, Floats what) { OF_WIDTH(stream_ps)(values, (Lanes)what); }
 
 static inline void finish_far_stores(void) { _mm_sfence(); }
 
 #ifdef __AVX512VNNI__
 
-typedef int8_t Multiple; /* What states are quantised to. */
+typedef int8_t Multiple; /* The integers of quantised states. */
 
-enum { kMostParts = 2 }; /* That are multiplied for a state. */
+enum { kMostParts = 2 }; /* Parts of a quantised state. */
 
 static inline float largest_multiple(int64_t width) { return (void)width, 127; }
 
@@ -47,8 +47,8 @@ static inline void store_multiples(Multiple* multiples, Floats integers) {
   _mm_storeu_si128((__m128i*)multiples, _mm512_cvtepi32_epi8((__m512i)whole(integers)));
 }
 
-/* Puts the values that are `enough`, and their places, the first of which is given, behind each other; returns how
-   many there are. Writes a whole vector. */
+/* Appends the values that are `enough`, and their indices, the first of which is given, and returns their number.
+   Writes a whole vector. */
 static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {
   const __mmask16 reaches = _mm512_cmp_ps_mask((__m512)from, _mm512_set1_ps(enough), _CMP_GE_OQ);
   /* In registers: stores that compress take a hundred cycles on some processors. */
@@ -57,10 +57,10 @@ static inline int64_t gather_reaching(Floats from, float enough, int32_t place, 
   return __builtin_popcount(reaches);
 }
 
-/* Puts the products of `count` states with a block of weights into `sums`, [count, 64]; of kRowsAtATime, it asks for
-   [width, 8] bytes of `ahead`, little by little: more at a time would hold up the weights.
+/* Writes the products of `count` states with a block of weights to `sums`, [count, 64]; with kRowsAtATime states, it
+   prefetches [width, 8] bytes of `ahead`, little by little: more at a time would delay the weights.
 
-   States are [count, stride], weights [4, width / 4, 16, 4]. Both have zeros up to a width that is divided by four. */
+   States are [count, stride], weights [4, width / 4, 16, 4]. Both are padded with zeros to a multiple of four. */
 static inline __attribute__((always_inline)) void multiply(const uint8_t* weights, const Multiple* states, int64_t width,
                                                            int64_t stride, const int count, const uint8_t* ahead,
                                                            int32_t* sums) {
@@ -131,14 +131,14 @@ static inline __attribute__((always_inline)) void multiply_some(const uint8_t* w
       const __m256i state = _mm256_set1_epi64x(columns);
       for (int four = 0; four < fours; ++four) {
         total[row][four] = _mm256_add_epi32(total[row][four], _mm256_madd_epi16(block[four], state));
-        /* Keeps gcc from making all products first, for which sums would leave their registers. */
+        /* Keeps gcc from computing all products first, which would spill sums from registers. */
         __asm__("" : "+x"(total[row][four]));
       }
     }
   }
   for (int row = 0; row < count; ++row)
     for (int four = 0; four < fours; ++four) {
-      /* A one in each: entries one and two, then three and four. */
+      /* Multiply by one each: entries one and two, then three and four. */
       const __m256i sum = _mm256_hadd_epi32(total[row][four], total[row][four]);
       const __m128i low = _mm256_castsi256_si128(sum), high = _mm256_extracti128_si256(sum, 1);
       _mm_storeu_si128((__m128i*)(sums + row * kBlock + 4 * four), _mm_unpacklo_epi64(low, high));
@@ -148,7 +148,7 @@ static inline __attribute__((always_inline)) void multiply_some(const uint8_t* w
 static inline __attribute__((always_inline)) void multiply(const uint8_t* weights, const Multiple* states, int64_t width,
                                                            int64_t stride, const int count, const uint8_t* ahead,
                                                            int32_t* sums) {
-  /* Few rows leave registers for all entries that lie side by side. */
+  /* Few rows leave registers for all adjacent entries. */
   const int fours = count <= 2 ? 4 : 2;
   for (int side = 0; side < kBlock / kSides; ++side)
     for (int four = 0; four < 4; four += fours, ahead += width)

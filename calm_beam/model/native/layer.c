@@ -1,13 +1,13 @@
-/* Decoder layers for one token of every row, and what it keeps of states that skipped it: calls of Python's, which
-   change arrays in place. The structures are those of native/structures.py.
+/* Decoder layers for one token of every row, and the cache of skipped layers: functions that Python calls, which change
+   arrays in place. The structures are those of native/structures.py.
 
-   T5's layer attends to what was generated, and then to the source; Llama's to both at once, after positions have
-   turned its queries and keys.
+   T5's layer attends to the generated tokens, and then to the source; Llama's attends to both at once, after rotary
+   positions have turned its queries and keys.
 
-   XLA starts a dozen steps for a layer, whose ends all threads wait for, and multiplies few rows slowly. Here threads
-   take rows through the whole layer; or, where weights are larger than what a cache holds, they share the columns of
-   one product after the other, so that weights are read once. A row's numbers are the same either way, and whatever
-   the other rows of a call are. */
+   XLA starts a dozen steps for a layer, each of which ends with a barrier for all threads, and multiplies few rows
+   slowly. Here each thread runs the whole layer for some rows; or, where the weights do not fit in a cache, threads
+   share the columns of one product after the other, so that weights are read once. Both are batch-invariant, with the
+   same bits: a row gives the same bits in any call. */
 
 #include <math.h>
 #include <stdatomic.h>
@@ -29,7 +29,7 @@ SAME_IN_PYTHON_Rows
 enum {
   kFewestRowsOfBlock = 4, /* Fewer read weights too often. */
   kRowsOfAttention = 4,
-  kCached = 1 << 18, /* Weights that a thread has at hand. */
+  kCached = 1 << 18, /* Weights that stay in a thread's cache. */
 };
 
 enum { kGelu, kSilu, kRelu };
@@ -42,10 +42,10 @@ typedef struct {
   atomic_int* lacks_memory;
 } Call;
 
-/* What becomes of the sums of some columns of a row. */
+/* Processes the sums of some columns of a row. */
 typedef void (*Put)(const Call* call, int64_t row, int64_t column, const float* sums, int64_t columns);
 
-/* Multiplies rows from one to another, [rows, stride], with a panel. */
+/* Multiplies a range of rows, [rows, stride], by a panel. */
 static inline __attribute__((always_inline)) void multiply_panel(const Call* call, const float* rows, int64_t stride,
                                                                  int64_t from, int64_t to, const Matrix* matrix,
                                                                  int64_t panel, const Put put) {
@@ -107,7 +107,7 @@ static void put_output(const Call* call, int64_t row, int64_t column, const floa
       sums, columns);
 }
 
-/* GELU in its tanh form is x times the logistic function of twice what the tanh is of. */
+/* GELU in its tanh form is x times the logistic function of twice the tanh's argument. */
 static inline Floats activated(Floats x, int64_t activation) {
   if (activation == kRelu) return (Floats)(((Integers)(x > 0) | (Integers)(x != x)) & (Integers)x);
   if (activation == kSilu) return x * logistic(x);
@@ -120,7 +120,7 @@ static void put_activated(const Call* call, int64_t row, int64_t column, const f
   copy(row_of(call->inner, row, call->layer->wide.columns) + column, here, columns);
 }
 
-/* Of the other matrix of a gated layer, whose panel follows. */
+/* Processes sums of the other matrix of a gated layer, whose panel follows. */
 static void put_gated(const Call* call, int64_t row, int64_t column, const float* sums, int64_t columns) {
   float* inner = row_of(call->inner, row, call->layer->wide.columns) + column;
   for (int64_t at = 0; at < columns; ++at) inner[at] *= sums[at];
@@ -164,7 +164,7 @@ static void add_bias(float* values, const float* bias, int64_t count) {
   if (bias) sum(values, values, bias, count);
 }
 
-/* Norms heads, if there is a scale for that, and turns them: number i with number i + size / 2. */
+/* Norms heads, if there is a scale, and rotates them: number i with number i + size / 2. */
 static void turn_heads(const Layer* layer, float* heads, int64_t count, const float* scale, const float* turns) {
   const int64_t half = layer->size / 2;
   for (int64_t head = 0; head < count; ++head, heads += layer->size) {
@@ -257,7 +257,7 @@ static void look_along_path(const Call* call, int64_t row, Seen* seen) {
   }
 }
 
-/* Returns keys and values of a row's source as well. */
+/* Also returns keys and values of a row's source. */
 static Keys look_at_source(const Call* call, int64_t row, Seen* seen) {
   const Layer* layer = call->layer;
   const int64_t prompt = prompt_of(call, row);
@@ -342,7 +342,7 @@ static void attend_to_both(const Call* call, int64_t from, int64_t to, int64_t f
 
 typedef struct {
   void (*run)(const Call*, int64_t, int64_t, int64_t, int64_t);
-  enum { kByRow, kProjection, kNarrow, kInner, kWide } columns; /* Whose panels threads may share. */
+  enum { kByRow, kProjection, kNarrow, kInner, kWide } columns; /* Product whose panels threads share. */
 } Phase;
 
 static const Phase kApart[] = {
@@ -408,14 +408,14 @@ typedef struct {
   atomic_int* lacks_memory;
 } Calls;
 
-/* Returns the rows of a later layer, which find their inputs where the layer below has put them. */
+/* Returns the rows of a later layer, whose inputs are the outputs of the layer below. */
 static Rows above(const Rows* rows) {
   Rows same = *rows;
   same.below = rows->lanes;
   return same;
 }
 
-/* Takes a few rows through all layers. */
+/* Runs all layers for a few rows. */
 static void run_block(const void* context, int phase_of_one, int64_t block) {
   const Calls* calls = context;
   const int64_t from = block * calls->block, left = calls->rows->count - from;
@@ -448,10 +448,10 @@ int64_t block_of(int64_t count, int64_t threads) {
   return block < kFewestRowsOfBlock ? kFewestRowsOfBlock : block;
 }
 
-/* Returns whether a thread has the weights of a layer at hand. */
+/* Returns whether the weights of a layer fit in a thread's cache. */
 int calm_beam_is_cached(const Layer* layer) { return weights_of(layer) <= kCached; }
 
-/* Takes all rows through a layer, whose products threads share. */
+/* Runs a layer for all rows; threads share its products. */
 static void share_columns(const Call* call, int64_t threads) {
   const Layer* layer = call->layer;
   int64_t tasks[kMostPhases];
@@ -463,8 +463,8 @@ static void share_columns(const Call* call, int64_t threads) {
   run_phases(threads, call, run_columns, tasks, num_phases(layer));
 }
 
-/* Takes rows through some layers of one size, one after the other; no two rows are of one path then, unless it is a
-   single layer. Returns 0 if there is no memory for it. */
+/* Runs some layers of one size for rows, one after the other; no two rows may share a path, unless there is one
+   layer. Returns 0 if there is not enough memory. */
 int calm_beam_run_layers(const Layer* const* layers, const Entries* entries, int64_t num_layers, const Rows* rows) {
   if (!rows->count) return 1;
   const int64_t weights = weights_of(layers[0]);
@@ -493,7 +493,7 @@ int calm_beam_run_layers(const Layer* const* layers, const Entries* entries, int
   return !lacks_memory;
 }
 
-/* States that skipped layers, and the nodes that each of these gives them. */
+/* States that skipped layers, and their nodes in each layer. */
 typedef struct {
   int64_t num_layers, count, capacity, threads;
   const float* states;    /* [states, width] */
@@ -536,7 +536,7 @@ static void keep_block(const void* context, int phase, int64_t task) {
   }
 }
 
-/* Gives skipped layers their keys and values of states. */
+/* Computes keys and values of skipped layers from states. */
 void calm_beam_keep_skipped(const Layer* const* layers, const Entries* entries, const Skipped* skipped) {
   const int64_t blocks = (skipped->count + kRowsOfBlock - 1) / kRowsOfBlock * skipped->num_layers;
   const Layer* layer = layers[0];

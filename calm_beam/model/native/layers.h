@@ -1,5 +1,4 @@
-/* Decoder layers: what native code is given of them, and what takes rows through one. The structures are those of
-   native/structures.py. */
+/* Decoder layers: their structures, which are those of native/structures.py, and a function that runs one. */
 
 #ifndef CALM_BEAM_LAYERS_H_
 #define CALM_BEAM_LAYERS_H_
@@ -9,9 +8,9 @@
 
 #include "products.h"
 
-enum { kRowsOfBlock = 48 }; /* That one thread takes through products together, at most. */
+enum { kRowsOfBlock = 48 }; /* Most rows that one thread multiplies together. */
 
-/* What a layer has not is NULL; without a cross query, path and source are attended to at once. */
+/* Missing weights are NULL; without a cross query, a layer attends to path and source at once. */
 typedef struct {
   Matrix query, key, value, out, cross_query, cross_out, gate, wide, narrow;
   const float *norm, *cross_norm, *mlp_norm;          /* Scales. */
@@ -30,7 +29,7 @@ typedef struct {
   int64_t most;
 } Sources;
 
-/* What a layer reads and writes. A prompt has `prompt_lanes` entries, one after the other. */
+/* The arrays that a layer reads and writes. A prompt has `prompt_lanes` adjacent entries. */
 typedef struct {
   const float* inputs;        /* [entries, width] */
   float* outputs;             /* [entries, width] */
@@ -42,7 +41,7 @@ typedef struct {
   const int32_t *steps, *positions, *source_of, *places; /* [prompts] */
 } Entries;
 
-/* Rows that go through layers: the entries of their inputs and outputs, and the nodes of what layers keep of them. */
+/* Rows that run layers: the entries of their inputs and outputs, and the nodes of their keys and values. */
 typedef struct {
   const int32_t *below, *lanes, *nodes; /* [count] */
   int64_t count, threads;
@@ -51,13 +50,13 @@ typedef struct {
 /* Returns how many weights a layer has. */
 int64_t weights_of(const Layer* layer);
 
-/* Returns how many numbers a layer needs memory for while it takes a row through. */
+/* Returns how many numbers a layer needs memory for per row. */
 int64_t numbers_of(const Layer* layer);
 
-/* Returns how many rows are taken at a time, by so many threads or a multiple of them, so that all have as many. */
+/* Returns how many rows a thread takes at a time, so that `threads` threads have equally many. */
 int64_t block_of(int64_t count, int64_t threads);
 
-/* Takes rows through a layer on this thread, with memory for their numbers. */
+/* Runs a layer for rows on this thread, with memory for their numbers. */
 void take_through(const Layer* layer, const Entries* entries, const Rows* rows, float* memory,
                   atomic_int* lacks_memory);
 

@@ -1,11 +1,12 @@
-"""Native code: which library is loaded, and calls of it that change arrays in place.
+"""The native library: which one is loaded, and its calls, which change arrays in place.
 
-There is one shared library for each instruction set (`build.py`), if it was built with the package and the processor
-has what it takes. The library for AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4) is preferred, then
-that for AVX2 (nearly all other x86). Without one, XLA does the same. `CALM_BEAM_NATIVE=avx512_vnni`, `avx2`,
-`portable` (any x86), `neon` (aarch64) or `none` takes that one instead: tests run on each of them.
+Each instruction set has a shared library (`build.py`), which can be used if it was built with the package and the
+processor has the instructions. The library for AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4) is
+preferred, then that for AVX2 (nearly all other x86). Without one, XLA computes instead. The environment variable
+`CALM_BEAM_NATIVE` selects another: `avx512_vnni`, `avx2`, `portable` (any x86), `neon` (aarch64) or `none`; tests run
+on each of them.
 
-The calls are those of all sources but `screen.c`.
+This module calls all sources but `screen.c`, which XLA calls.
 """
 
 import ctypes
@@ -39,61 +40,61 @@ _LOCK = threading.Lock()
 
 
 def is_available() -> bool:
-    """Returns whether it can be used on this machine."""
+    """Returns whether native code can be used on this machine."""
     return why_unavailable() is None
 
 
 def why_unavailable() -> str | None:
-    """Loads the code, and returns what is missing; None if it can be used."""
+    """Loads native code, and returns the reason why it cannot be used; None if it can."""
     return _found()[1]
 
 
 def why_not_loaded() -> str | None:
-    """Does what `why_unavailable` does without asking on which devices JAX computes.
+    """Does the same as `why_unavailable`, without asking on which devices JAX computes.
 
-    For processes that start others, which must not initialise JAX.
+    It is for processes that start others, which must not initialise JAX.
     """
-    # XLA takes a call of one name once.
     with _LOCK:
         return _opened(os.environ.get(VARIABLE, ""))[1]
 
 
 def loaded() -> ctypes.CDLL:
-    """Returns the code, where it is available, for calls that are not XLA's."""
+    """Returns the library, which must be available, for calls that are not XLA's."""
     library, reason = _found()
     assert library is not None, reason
     return library
 
 
 def instruction_set() -> str | None:
-    """Returns which instruction set the code is for; None where it is not available.
+    """Returns the instruction set of the loaded library; None if there is no library.
 
     Raises:
-      UsageError: If the variable names none that there is.
+      UsageError: If the environment variable names an unknown one.
     """
     return None if why_not_loaded() else _taken(os.environ.get(VARIABLE, ""))
 
 
 def screen_target() -> str:
-    """Returns what XLA knows `screen.c` by, from now on: the code of each instruction set has a name of its own."""
+    """Registers `screen.c` with XLA, and returns the name of the target, which each instruction set has its own."""
     loaded()
     return f"{_SCREEN}_{instruction_set()}"
 
 
 def instruction_sets_here() -> tuple[str, ...]:
-    """Returns the instruction sets that are built in and that this processor has, the best first."""
+    """Returns the instruction sets that are built and that this processor has, the best first."""
     here = _processor_features()
     return tuple(name for name, features in instruction_sets().items() if here.issuperset(features) and _is_built(name))
 
 
 def _found() -> tuple[ctypes.CDLL | None, str | None]:
+    # The lock prevents a second registration: XLA accepts a target's name once.
     with _LOCK:
         return _searched(os.environ.get(VARIABLE, ""))
 
 
 @functools.cache
 def _searched(wanted: str) -> tuple[ctypes.CDLL | None, str | None]:
-    """Returns the code for the instruction set that the variable names, or why there is none."""
+    """Returns the library for the instruction set that the variable names, or the reason why there is none."""
     if jax.default_backend() != "cpu":
         return None, f"it is for CPUs, and JAX computes on {jax.default_backend()}"
     library, reason = _opened(wanted)
@@ -109,7 +110,7 @@ def _searched(wanted: str) -> tuple[ctypes.CDLL | None, str | None]:
 
 @functools.cache
 def _opened(wanted: str) -> tuple[ctypes.CDLL | None, str | None]:
-    """Returns the code, or why there is none; arguments as of `_searched`."""
+    """Returns the library, or the reason why there is none, without registering it with XLA; see `_searched`."""
     if wanted == "none":
         return None, f"{VARIABLE} is none"
     taken = _taken(wanted)
@@ -126,7 +127,7 @@ def _opened(wanted: str) -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def _taken(wanted: str) -> str | None:
-    """Returns the instruction set that is taken: the one that is wanted, or the best; None if there is none."""
+    """Returns the requested instruction set, or the best one; None if there is none."""
     names = tuple(instruction_sets())
     if wanted not in ("", "none", *names):
         raise UsageError(f"{VARIABLE} must be one of {', '.join((*names, 'none'))}; got {wanted!r}.")
@@ -134,7 +135,7 @@ def _taken(wanted: str) -> str | None:
 
 
 def _lacking(wanted: str) -> str:
-    """Returns what is missing where no instruction set can be taken."""
+    """Returns the reason why no instruction set can be used."""
     sets = instruction_sets()
     if not sets:
         return f"there is no code for such a machine ({os.uname().machine})"
@@ -170,25 +171,25 @@ def _processor_features() -> set[str]:
 
 
 ACTIVATIONS = ("gelu", "silu", "relu")
-"""Those of a feed-forward layer, by their numbers."""
+"""Activations of a feed-forward layer, by their numbers in C."""
 
 MEASURES = ("softmax", "softmax_max", "entropy", "state", "classifier", "static")
-"""Confidence measures that native code knows, by their numbers from 1 on."""
+"""Confidence measures of native code, by their numbers in C, from 1 on."""
 
 NO_WINDOW = 1 << 40
-"""As a window: all positions are seen."""
+"""A window that sees all positions."""
 
 _PANEL = 64
 _LINE = 64
 
 _NUMBER, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
-# The types of what a step makes of rows.
+# Types of the outputs of a step.
 _MADE = dict(zip(MADE, (np.int32, np.int32, np.float32, np.float32, np.bool_), strict=True))
 
 
 def aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns float32 numbers, to be written before they are read, that begin where a line of the memory does."""
+    """Returns an uninitialised float32 array that begins at a cache line."""
     size = math.prod(shape) * np.dtype(np.float32).itemsize
     memory = np.empty(size + _LINE, np.uint8)
     first = -memory.ctypes.data % _LINE
@@ -196,7 +197,7 @@ def aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def packed(kernel: np.ndarray) -> np.ndarray:
-    """Returns a matrix, [inputs, columns], in panels of 64 columns, [panels, inputs, 64], with zeros behind."""
+    """Returns a matrix, [inputs, columns], in panels of 64 columns, [panels, inputs, 64], padded with zeros."""
     inputs, columns = kernel.shape
     panels = -(-columns // _PANEL)
     made = aligned((panels, inputs, _PANEL))
@@ -208,12 +209,12 @@ def packed(kernel: np.ndarray) -> np.ndarray:
 
 
 def matrix(panels: np.ndarray, columns: int) -> Matrix:
-    """Returns what names packed weights."""
+    """Returns the C structure of packed weights."""
     return Matrix(panels.ctypes.data, panels.shape[1], columns)
 
 
 def threads() -> int:
-    """Returns how many threads a call may have."""
+    """Returns how many threads a call may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -223,28 +224,28 @@ def entries_of(
     outputs: np.ndarray,
     store: tuple[np.ndarray, np.ndarray],
     paths: np.ndarray,
-    prompt_lanes: int,
+    prompt_branches: int,
     **by_prompt: np.ndarray,
 ) -> Entries:
     """Returns the entries of a layer, without sources or turns.
 
     Args:
       inputs: float32, shape (entries, width). Outputs of the layer below.
-      outputs: Likewise; written.
-      store: Keys and values, float32, each (nodes, heads of keys * head_dim); written where nodes say.
+      outputs: float32, shape (entries, width). Outputs of this layer; written.
+      store: Keys and values, float32, each (nodes, heads of keys * head_dim); written at the nodes of rows.
       paths: int32, shape (entries, steps). The nodes that each entry attends to.
-      prompt_lanes: How many entries each prompt has.
+      prompt_branches: How many entries each prompt has.
       **by_prompt: int32, each of shape (prompts,):
-        steps: From 0.
-        positions: Of the queries, where there is a window.
-        source_of: Which of the sources it attends to.
-        places: And where it stands there.
+        steps: Step of the prompt, from 0.
+        positions: Position of the query, used if there is a window.
+        source_of: Index of the sources that it attends to, by padded width.
+        places: Its place among these sources.
     """
     numbers, indices = (inputs, outputs, *store), (paths, *(by_prompt[name] for name in BY_PROMPT))
     assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in indices), "read as they stand"
     addresses = [array.ctypes.data for array in (*numbers, *indices)]
     none: list[int | None] = [None] * 2
-    entries = Entries(*addresses[:5], paths.shape[1], prompt_lanes, *none, *addresses[5:])
+    entries = Entries(*addresses[:5], paths.shape[1], prompt_branches, *none, *addresses[5:])
     entries.held = numbers + indices
     return entries
 
@@ -259,37 +260,37 @@ class Stack:
         self._entries = (Entries * len(entries))(*entries)
 
     def set_sources(self, sources: Sequence[Any]) -> None:
-        """Has each layer attend to sources: an array of `Sources` for each, one for each padded width."""
+        """Sets the sources that each layer attends to: for each an array of `Sources`, one for each padded width."""
         self._sources = sources
         for entries, of_layer in zip(self._entries, sources, strict=True):
             entries.sources = ctypes.addressof(of_layer)
 
     def set_turns(self, turns: np.ndarray) -> None:
-        """Has queries and keys turned.
+        """Sets the rotation of queries and keys.
 
         Args:
-          turns: float32, shape (prompts, head_dim). Cosines and sines by which those of each prompt are.
+          turns: float32, shape (prompts, head_dim). Cosines and sines for each prompt.
         """
         self._turns = turns
         for entries in self._entries:
             entries.turns = turns.ctypes.data
 
-    def run(self, layers: range, *, below: np.ndarray, lanes: np.ndarray, nodes: np.ndarray) -> None:
+    def run(self, layers: range, *, below: np.ndarray, branches: np.ndarray, nodes: np.ndarray) -> None:
         """Runs layers for one token of every row, one after the other.
 
         Args:
-          layers: Indices of layers, ascending without gaps; several only for rows that attend to paths of their own.
-          below: int32, shape (rows,). Which input of the first layer each row has; of others, it is its own entry.
-          lanes: Likewise. Its entry in outputs and paths.
-          nodes: Likewise. Where its keys and values go in every layer; they stand in its path at its step.
+          layers: Indices of layers, ascending without gaps; several only if no two rows share a path.
+          below: int32, shape (rows,). Entry of each row's input of the first layer; the input of others is its own.
+          branches: int32, shape (rows,). Entry of each row in outputs and paths.
+          nodes: int32, shape (rows,). Node of each row's keys and values in every layer; its path has it at its step.
 
         Raises:
-          MemoryError: If there is none.
+          MemoryError: If there is not enough memory.
         """
-        held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes, nodes)]
-        rows = Rows(*(values.ctypes.data for values in held), len(lanes), threads())
+        held = [np.ascontiguousarray(values, np.int32) for values in (below, branches, nodes)]
+        rows = Rows(*(values.ctypes.data for values in held), len(branches), threads())
         if not loaded().calm_beam_run_layers(*self._from(layers), _NUMBER(len(layers)), ctypes.byref(rows)):
-            raise MemoryError(f"no memory for {len(lanes)} rows of a decoder layer")
+            raise MemoryError(f"no memory for {len(branches)} rows of a decoder layer")
 
     def keep_skipped(
         self,
@@ -299,21 +300,21 @@ class Stack:
         states: np.ndarray,
         which: np.ndarray,
         nodes: np.ndarray,
-        lanes: np.ndarray,
+        branches: np.ndarray,
     ) -> None:
-        """Gives layers that were skipped their keys and values of states.
+        """Computes keys and values of skipped layers from states, and stores them.
 
         Args:
-          layers: Indices of those that some may have skipped, ascending without gaps.
-          capacity: How many nodes the store of each has.
+          layers: Indices of the layers that some may have skipped, ascending without gaps.
+          capacity: Number of nodes of each layer's store.
           states: float32, shape (states, width).
-          which: shape (rows,). Which of them are propagated.
-          nodes: shape (layers, rows). Where their keys and values go; `capacity` where a layer was not skipped.
-          lanes: shape (rows,). An entry of the prompt of each.
+          which: shape (rows,). Indices of the states that are propagated.
+          nodes: shape (layers, rows). Nodes of their keys and values; `capacity` where a layer was not skipped.
+          branches: shape (rows,). An entry of each row's prompt.
         """
         held = [
             np.ascontiguousarray(values, dtype)
-            for values, dtype in ((which, np.int64), (nodes, np.int32), (lanes, np.int32))
+            for values, dtype in ((which, np.int64), (nodes, np.int32), (branches, np.int32))
         ]
         numbers = len(layers), len(which), capacity, threads()
         skipped = Skipped(*numbers, states.ctypes.data, *(values.ctypes.data for values in held))
@@ -321,7 +322,7 @@ class Stack:
 
     @property
     def runs_steps(self) -> bool:
-        """Whether `run_step` is worth it: weights of layers are at hand in a cache."""
+        """Whether `run_step` is faster than single calls: the layers' weights fit in a cache."""
         return bool(loaded().calm_beam_is_cached(_ADDRESS(self._layers[0])))
 
     def run_step(
@@ -329,45 +330,45 @@ class Stack:
         heads: Sequence[Head | None],
         *,
         measure: Measure,
-        lanes: np.ndarray,
+        branches: np.ndarray,
         nodes: np.ndarray,
         thresholds: np.ndarray,
         known_exits: np.ndarray | None,
         new: Mapping[str, np.ndarray],
     ) -> int:
-        """Takes rows through layers until they leave, and returns how many times a head was asked about one.
+        """Runs layers for rows until they exit, and returns the number of rows that heads were asked about.
 
         Args:
-          heads: The head after each layer, None where nobody leaves; of the last, there is one.
-          measure: What decides.
-          lanes: int32, shape (rows,). The entry of each, of a prompt with no other.
-          nodes: int32, likewise. As of `run`.
-          thresholds: float32, shape (entries,). Infinite where nobody leaves before the last layer.
-          known_exits: int32, likewise. Where each leaves, if that is known already; else 0. None if none is.
-          new: What is made of every row, each of shape (entries,), as of `StepOutputs`: int32 `tokens` and
-            `exit_layers`, float32 `confidences` and `max_rejected_confidence`, which begin at -inf, and bool
-            `is_finite`.
+          heads: The head after each layer, None where no row may exit; the last layer has one.
+          measure: The measure that decides.
+          branches: int32, shape (rows,). Entry of each row, the only one of its prompt.
+          nodes: int32, shape (rows,). See `run`.
+          thresholds: float32, shape (entries,). Infinite where no token exits before the last layer.
+          known_exits: int32, shape (entries,). Known exit layers, 0 where not known; None if none is known.
+          new: The outputs of every row, each of shape (entries,), as in `StepOutputs`: int32 `tokens` and
+            `exit_layers`, float32 `confidences` and `max_rejected_confidence`, which must be -inf before the call, and
+            bool `is_finite`.
 
         Raises:
-          MemoryError: If there is none.
+          MemoryError: If there is not enough memory.
         """
-        assert heads[-1] is not None, "whoever has not left before leaves there"
+        assert heads[-1] is not None, "all rows that are left exit there"
         of_heads = (_ADDRESS * len(heads))(*(None if head is None else ctypes.addressof(head) for head in heads))
-        held = [np.ascontiguousarray(values, np.int32) for values in (lanes, nodes)]
+        held = [np.ascontiguousarray(values, np.int32) for values in (branches, nodes)]
         by_entry = [thresholds, known_exits, *(new[name] for name in _MADE)]
         for array, dtype in zip(by_entry, (np.float32, np.int32, *_MADE.values()), strict=True):
             assert array is None or (array.dtype == dtype and array.flags.c_contiguous), "read as they stand"
         step = Step(
-            *(len(lanes), threads(), ctypes.addressof(measure), ctypes.addressof(of_heads)),
+            *(len(branches), threads(), ctypes.addressof(measure), ctypes.addressof(of_heads)),
             *(None if array is None else array.ctypes.data for array in (*held, *by_entry)),
         )
         count = len(self._layers)
         if not loaded().calm_beam_run_step(*self._from(range(count)), _NUMBER(count), ctypes.byref(step)):
-            raise MemoryError(f"no memory for {len(lanes)} rows of decoder layers")
+            raise MemoryError(f"no memory for {len(branches)} rows of decoder layers")
         return int(step.asked)
 
     def _from(self, layers: range) -> tuple[Any, Any]:
-        """Returns where weights and entries of layers stand."""
+        """Returns the addresses of weights and entries, from the first of some layers on."""
         first = layers.start
         return (
             ctypes.byref(self._layers, first * ctypes.sizeof(_ADDRESS)),
@@ -382,13 +383,13 @@ def measure_of(
     classifier: tuple[np.ndarray, np.ndarray] | None = None,
     by_layer: Sequence[float] = (),
 ) -> Measure | None:
-    """Returns what makes confidences, None if native code does not know it.
+    """Returns a confidence measure as native code takes it; None if native code does not have it.
 
     Args:
-      name: Of the measure.
+      name: Name of the measure.
       vocab_size: Entries of the vocabulary.
-      classifier: The kernel, (width, 1 or 2), and the bias of the exit classifier, for the measure that is one.
-      by_layer: The confidence at each layer, for a measure of nothing else.
+      classifier: The kernel, (width, 1 or 2), and the bias of the exit classifier, for the measure `classifier`.
+      by_layer: The confidence at each layer, for a measure of the layer alone.
     """
     if name not in MEASURES:
         return None
@@ -401,19 +402,19 @@ def measure_of(
 
 
 def measure_states(
-    measure: Measure, layers: range, *, states: np.ndarray, below: np.ndarray, lanes: np.ndarray
+    measure: Measure, layers: range, *, states: np.ndarray, below: np.ndarray, branches: np.ndarray
 ) -> np.ndarray:
     """Returns confidences of rows at layers, float32, shape (layers, rows), by a measure that is not of logits.
 
     Args:
-      measure: Which.
-      layers: Which, from 1, ascending without gaps.
-      states: float32, shape (layers + 1, entries, width). Of the embedding, and of every layer.
-      below: shape (rows,). The entry of each row's input of the first layer; of others it is its own.
-      lanes: Likewise. Its own entry.
+      measure: The measure.
+      layers: The layers, from 1, ascending without gaps.
+      states: float32, shape (layers + 1, entries, width). The embedding, and the output of every layer.
+      below: shape (rows,). Entry of each row's input of the first layer; the input of others is its own.
+      branches: shape (rows,). Entry of each row.
     """
-    held = [np.ascontiguousarray(values, np.int32) for values in (below, lanes)]
-    confidences = np.empty((len(layers), len(lanes)), np.float32)
+    held = [np.ascontiguousarray(values, np.int32) for values in (below, branches)]
+    confidences = np.empty((len(layers), len(branches)), np.float32)
     measured = Measured(
         *(layers.start, *confidences.shape, *states.shape[1:]),
         *(array.ctypes.data for array in (states, *held, confidences)),
@@ -426,7 +427,7 @@ def measure_facts(measure: Measure, facts: np.ndarray) -> np.ndarray:
     """Returns confidences of rows, float32, shape (rows,), by a measure of logits.
 
     Args:
-      measure: Which.
+      measure: The measure.
       facts: float32, shape (4 or more, rows), as `summarise` returns them.
     """
     facts = np.ascontiguousarray(facts[:4])
@@ -440,20 +441,20 @@ def measure_facts(measure: Measure, facts: np.ndarray) -> np.ndarray:
 def summarise(
     head: Head, *, states: np.ndarray, entries: np.ndarray, measure: Measure | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what decisions are made of in the logits that a head makes of states, as in a settled `Summary`.
+    """Returns summaries of a head's logits for states, as in a settled `Summary`, with confidences.
 
     Args:
-      head: Which.
+      head: The head.
       states: float32, shape (entries, width).
-      entries: shape (rows,).
-      measure: What makes confidences of it.
+      entries: shape (rows,). Indices of the rows' states.
+      measure: The measure of the confidences; None for none.
 
     Returns:
       int32, shape (rows,): the tokens; and float32, shape (5, rows): largest, second, total and weighted sum, and the
       confidence, 0 without a measure.
 
     Raises:
-      MemoryError: If there is none.
+      MemoryError: If there is not enough memory.
     """
     entries = np.ascontiguousarray(entries, np.int64)
     facts, tokens = np.empty((5, len(entries)), np.float32), np.empty(len(entries), np.int32)

@@ -10,14 +10,14 @@ SAME_IN_PYTHON_Measure
 float confidence_of_logits(const Measure* measure, const Facts* facts) {
   if (measure->kind == kGap) return -expm1f(facts->second - facts->largest) / facts->total;
   if (measure->kind == kLargest) return 1 / facts->total;
-  /* Rounding may leave a few units in the last place beyond either end. */
+  /* Rounding may exceed either end by a few units in the last place. */
   const float entropy = logf(facts->total) - facts->weighted / facts->total;
   const float confidence = 1 - entropy / measure->log_tokens;
   return confidence < 0 ? 0 : confidence > 1 ? 1 : confidence;
 }
 
-/* Makes the confidences of rows by the facts of their logits, [facts, count], as `calm_beam_summarise` gives them back: a
-   call of Python's. */
+/* Computes confidences of rows from the facts of their logits, [facts, count], as `calm_beam_summarise` returns them;
+   called by Python. */
 void calm_beam_measure_facts(const Measure* measure, const float* facts, int64_t count, float* confidences) {
   for (int64_t row = 0; row < count; ++row) {
     const Facts of_row = {facts[row], facts[count + row], facts[2 * count + row], facts[3 * count + row], 0};
@@ -37,7 +37,7 @@ float confidence_of_states(const Measure* measure, int64_t layer, const float* o
                            int64_t width) {
   if (measure->kind == kDepth) return measure->by_layer[layer - 1];
   if (measure->kind == kClassifier) return probability_of_exit(measure, output, width);
-  /* Layer 1 has nothing below that it could be close to. */
+  /* Layer 1 has no layer below to compare with. */
   if (layer == 1) return 0;
   return product(output, input, width) /
          (sqrtf(product(output, output, width)) * sqrtf(product(input, input, width)));
@@ -53,7 +53,7 @@ typedef struct {
 
 SAME_IN_PYTHON_Measured
 
-/* Makes the confidences of rows that are made of states: a call of Python's. */
+/* Computes confidences of rows by a measure of states; called by Python. */
 void calm_beam_measure(const Measure* measure, const Measured* rows) {
   const int64_t of_layer = rows->entries * rows->width;
   for (int64_t index = 0; index < rows->num_layers; ++index) {

@@ -1,4 +1,4 @@
-/* Confidence measures: how sure a layer is of its prediction (`exits/measures`). */
+/* Confidence measures (`exits/measures`). */
 
 #ifndef CALM_BEAM_MEASURES_H_
 #define CALM_BEAM_MEASURES_H_
@@ -7,7 +7,7 @@
 
 #include "heads.h"
 
-/* The first three are made of logits. */
+/* The first three are measures of logits. */
 enum { kGap = 1, kLargest, kEntropy, kSaturation, kClassifier, kDepth };
 
 typedef struct {
@@ -20,10 +20,10 @@ typedef struct {
 
 static inline int is_of_logits(const Measure* measure) { return measure->kind <= kEntropy; }
 
-/* Returns the confidence that is made of the logits of a state. */
+/* Returns the confidence by a measure of logits. */
 float confidence_of_logits(const Measure* measure, const Facts* facts);
 
-/* Returns the confidence that is made of the output and the input of a layer, from 1, each of a width. */
+/* Returns the confidence by a measure of the output and the input of a layer, counted from 1, each of a width. */
 float confidence_of_states(const Measure* measure, int64_t layer, const float* output, const float* input,
                            int64_t width);
 

@@ -6,9 +6,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { kLine = 64 }; /* Bytes that memory gives at a time. */
+enum { kLine = 64 }; /* Bytes of a cache line. */
 
-/* Returns so many bytes, and takes note where there are none. */
+/* Returns memory of a size in bytes, and records a failure. */
 static inline void* memory_of(int64_t bytes, int* has_memory) {
   void* memory = aligned_alloc(kLine, (bytes + kLine) / kLine * kLine);
   *has_memory &= memory != NULL;

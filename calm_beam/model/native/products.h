@@ -1,4 +1,5 @@
-/* Products of rows of numbers with each other and with matrices. A row's sums are the same whatever the other rows of a call are. */
+/* Products of rows of numbers with each other and with matrices. They are batch-invariant: a row gives the same bits in
+   any call. */
 
 #ifndef CALM_BEAM_PRODUCTS_H_
 #define CALM_BEAM_PRODUCTS_H_
@@ -7,9 +8,9 @@
 
 #include "vectors.h"
 
-enum { kPanel = 64 }; /* Columns whose weights lie side by side. */
+enum { kPanel = 64 }; /* Columns whose weights are adjacent. */
 
-/* Weights of `columns` columns: [panels, inputs, 64], with zeros behind. */
+/* Weights of `columns` columns: [panels, inputs, 64], padded with zeros. */
 typedef struct {
   const float* weights;
   int64_t inputs, columns;
@@ -17,7 +18,7 @@ typedef struct {
 
 static inline int64_t panels_of(const Matrix* matrix) { return (matrix->columns + kPanel - 1) / kPanel; }
 
-/* Returns how many columns of a panel are any. */
+/* Returns how many columns of a panel are not padding. */
 static inline int64_t columns_of(const Matrix* matrix, int64_t panel) {
   const int64_t left = matrix->columns - panel * kPanel;
   return left < kPanel ? left : kPanel;
@@ -45,7 +46,7 @@ static inline __attribute__((always_inline)) void multiply_tile(const float* row
   }
 }
 
-/* Puts the products of kRowsAtATime rows or fewer, [count, stride], with a panel into `sums`, [count, 64]. */
+/* Writes the products of kRowsAtATime rows or fewer, [count, stride], with a panel to `sums`, [count, 64]. */
 static inline void multiply_rows(const float* rows, int64_t stride, const Matrix* matrix, int64_t panel, int64_t count,
                                  float* sums) {
   const float* weights = matrix->weights + panel * matrix->inputs * kPanel;
@@ -67,7 +68,7 @@ static inline float product(const float* one, const float* other, int64_t size) 
   return sum_of(sum);
 }
 
-/* Puts a row divided by its root mean square, times a scale, into `normed`. */
+/* Writes a row divided by its root mean square, times a scale, to `normed`. */
 static inline void norm_row(const float* row, const float* scale, int64_t width, float epsilon, float* normed) {
   const float factor = 1 / sqrtf(product(row, row, width) / (float)width + epsilon);
   for (int64_t at = 0; at < width; ++at) normed[at] = row[at] * factor * scale[at];

@@ -1,11 +1,10 @@
-/* What a certified head proves of states, as one call: see exits/certified_head.py for what is bounded, and
-   exits/certified_head.py for how weights are quantised.
+/* The certified head in one call: see exits/certified_head.py for the bounds, and for the quantisation of weights.
 
-   Products of 8-bit integers are what processors are best at, and XLA makes half as much of them at most, or nothing
-   without AVX-512. What comes after, a few operations on each logit, is done while the logits are in the cache.
+   Processors are fastest at products of 8-bit integers; XLA reaches at most half of that speed, and has none without
+   AVX-512. The few operations on each logit that follow are done while the logits are in the cache.
 
-   A row's numbers are the same whatever the other rows of a call and the threads are, but for the parts that few rows
-   are quantised in: integers add up without an error, and sums of floats are made row by row in one order. */
+   The results are batch-invariant for any number of threads, except for the parts that few rows are quantised in:
+   integers add up exactly, and floats are added row by row in one order. */
 
 #include <math.h>
 #include <stdint.h>
@@ -23,29 +22,29 @@
 
 enum {
   kBlocksOfTask = 8,
-  kFewRows = 8,        /* With no more, states of twice the bits cost next to nothing. */
-  kEntriesAtATime = 4, /* Whose logits are computed in float32. */
+  kFewRows = 8,        /* Up to this many rows, states with twice the bits cost hardly more. */
+  kEntriesAtATime = 4, /* Entries whose float32 logits are computed together. */
 };
 
 /* Half the distance from 1 to the next float. */
 static const float kUnit = 0x1p-24f;
 
-/* Asks for memory that is read soon. */
+/* Prefetches memory. */
 static inline void ask_for(const void* memory, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += kLine) ask_for_line((const char*)memory + byte);
 }
 
-/* What is known of a state before its products. */
+/* Numbers of a state that are computed before its products. */
 typedef struct {
-  float steps[kMostParts];    /* What its integers count. */
+  float steps[kMostParts];    /* The value of a unit of its integers. */
   int32_t totals[kMostParts]; /* Their sums. */
-  float norm;                 /* Of the whole state, rounded up, like all norms; NaN for zeros. */
-  float quantised_norm;       /* Without the columns that are kept: what multiplies `errors`. */
-  float missing_norm;         /* Of what the integers leave out: what multiplies `head_norms`. */
-  float kept_norm;            /* What multiplies `kept_norms`. */
+  float norm;                 /* Norm of the whole state, rounded up, like all norms; NaN for zeros. */
+  float quantised_norm;       /* Without the columns that are kept; multiplies `errors`. */
+  float missing_norm;         /* Norm of the quantisation error; multiplies `head_norms`. */
+  float kept_norm;            /* Norm of the kept columns; multiplies `kept_norms`. */
 } State;
 
-/* What is known of a block of the vocabulary: the highest upper end of a logit, and sums of what all are below it. */
+/* Bounds of a block of the vocabulary: the highest upper bound of a logit, and sums over all upper bounds less this. */
 typedef struct {
   float* highest;  /* [rows, blocks] */
   float* total;    /* [rows, blocks]: of exp(x) */
@@ -55,7 +54,7 @@ typedef struct {
   float* kept_norms;
 } Blocks;
 
-/* What is given back for a row: see exits/certified_head.py. */
+/* The results for a row: see exits/certified_head.py. */
 typedef struct {
   float largest, second, others_total, others_weighted, left, total_low, total_high, weighted_low, weighted_high, norm,
       head_norm;
@@ -82,8 +81,8 @@ typedef struct {
   Blocks blocks;
 } Screen;
 
-/* Returns the norm of numbers, rounded up, given the largest of them: without it, small squares would vanish. There are
-   zeros behind them, up to a whole vector, as in the next function. */
+/* Returns the norm of numbers, rounded up, given the largest of them: without it, small squares would underflow. The
+   numbers are padded with zeros to a whole vector, as in the next function. */
 static float norm_of(const float* values, int64_t size, float most) {
   Floats sum = {0};
   for (int64_t column = 0; column < size; column += kLanes) {
@@ -99,7 +98,7 @@ static float most_in(const float* values, int64_t size) {
   return most_of(most);
 }
 
-/* Quantises a state, with what it leaves out in `missing`, [stride]. */
+/* Quantises a state, and writes the quantisation error to `missing`, [stride]. */
 static void quantise(const Screen* s, int64_t row, float* missing) {
   State* known = s->known + row;
   const int64_t size = s->exact_width;
@@ -131,7 +130,7 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
     }
     known->totals[part] = (int32_t)sum_of(total);
     known->steps[part] = step;
-    /* What is left is at most half a step. */
+    /* The error is at most half a step. */
     step /= 2 * largest;
   }
   known->missing_norm = norm_of(missing, size, most) + 8 * kUnit * sqrtf(size) * most;
@@ -142,8 +141,7 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   known->kept_norm *= 1 + 16 * kUnit;
 }
 
-/* Puts the products of some rows with a block into `sums`, [rows, parts, 64]. In the meantime it asks for the next
-   block, which the first products with it would wait for. */
+/* Writes the products of some rows with a block to `sums`, [rows, parts, 64], and prefetches the next block. */
 static void multiply_rows(const Screen* s, int64_t block, int64_t first, int64_t last, int32_t* sums) {
   const int64_t bytes = kBlock * s->width, done = first * s->parts / kRowsAtATime;
   const uint8_t *weights = s->packed + block * bytes, *next = weights + bytes + done * kAhead * s->width;
@@ -164,8 +162,8 @@ static void multiply_rows(const Screen* s, int64_t block, int64_t first, int64_t
   }
 }
 
-/* Adds exp(x) to `total` and -x exp(x) to `weighted`, each to some units of the last place. What is below -83, or no
-   number, is taken for -83: as a share of a distribution it is nothing. */
+/* Adds exp(x) to `total` and -x exp(x) to `weighted`, each with an error of some units of the last place. Numbers below
+   -83, and NaN, are replaced by -83, which is a negligible share of a distribution. */
 static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
   x = larger(x, all(-83));
   const Floats in_twos = x * 1.44269504f;
@@ -182,7 +180,7 @@ static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
   *weighted = fused(-x, weight, *weighted);
 }
 
-/* Puts the upper ends of a block's logits of some rows into `ends`, [rows, 64], and the highest of each into `most`. */
+/* Writes the upper bounds of a block's logits for some rows to `ends`, [rows, 64], and the highest of each to `most`. */
 static inline __attribute__((always_inline)) void bound_rows(const Screen* s, int64_t block, int64_t first,
                                                              int64_t last, const int parts, const int has_kept,
                                                              const int32_t* sums, float* ends, float* most) {
@@ -193,7 +191,7 @@ static inline __attribute__((always_inline)) void bound_rows(const Screen* s, in
       const int64_t entry = block * kBlock + vector * kLanes;
       Floats end = load(s->errors + entry) * known.quantised_norm + load(s->head_norms + entry) * known.missing_norm;
       if (has_kept) {
-        /* Added up apart: each addition rounds what is there. */
+        /* Added up separately: each addition rounds the sum. */
         Floats of_kept = {0};
         for (int64_t column = 0; column < s->kept; ++column)
           of_kept += s->kept_states[row * s->kept_stride + column] * load(s->kept_weights + column * s->padded + entry);
@@ -201,12 +199,12 @@ static inline __attribute__((always_inline)) void bound_rows(const Screen* s, in
         end += of_kept;
       }
       for (int part = 0; part < parts; ++part) {
-        /* Without the 128 that weights are more. */
+        /* Subtract the offset of 128 that weights have. */
         const Integers product = *(const UnalignedIntegers*)(sums + part * kBlock + vector * kLanes) -
                                  128 * known.totals[part];
         end += __builtin_convertvector(product, Floats) * (known.steps[part] * load(s->scales + entry));
       }
-      /* What is no number could be any. */
+      /* NaN has no upper bound. */
       end = smaller(end, all(INFINITY));
       store(ends + vector * kLanes, end);
       highest = larger(highest, end);
@@ -215,11 +213,11 @@ static inline __attribute__((always_inline)) void bound_rows(const Screen* s, in
   }
 }
 
-/* Puts a block's upper ends of some rows into `upper`, and their sums into `blocks`. */
+/* Writes a block's upper bounds for some rows to `upper`, and their sums to `blocks`. */
 static void add_up_rows(const Screen* s, int64_t block, int64_t first, int64_t last, const float* ends,
                         const float* most) {
   const int64_t blocks = s->padded / kBlock;
-  /* Those of many rows would push weights out of the cache, and the next round reads few of them. */
+  /* The bounds of many rows would evict weights from the cache, and the next round reads few of them. */
   const int is_far = s->rows > kFewRows;
   for (int64_t row = first; row < last; ++row, ends += kBlock, ++most) {
     float* upper = s->upper + (block * s->rows + row) * kBlock;
@@ -238,7 +236,7 @@ static void add_up_rows(const Screen* s, int64_t block, int64_t first, int64_t l
   }
 }
 
-/* Bounds a block's logits, of as many rows at a time as stay in the cache. */
+/* Bounds a block's logits, for as many rows at a time as stay in the cache. */
 static void bound_block(const Screen* s, int64_t block) {
   enum { kGroup = 4 * kRowsAtATime };
   int32_t sums[kGroup * kMostParts * kBlock];
@@ -275,7 +273,7 @@ static int bound_blocks(const void* call, int64_t task) {
   return 1;
 }
 
-/* Puts the `count` largest values first, in no order, and their places with them. */
+/* Moves the `count` largest values to the front, unordered, and their indices with them. */
 static void put_largest_first(float* values, int32_t* places, int64_t size, int64_t count) {
   int64_t low = 0, high = size - 1;
   while (low < high) {
@@ -300,7 +298,7 @@ static void put_largest_first(float* values, int32_t* places, int64_t size, int6
   }
 }
 
-/* Returns what is left of a vector of weights, and zeros after them. */
+/* Returns the last weights of a row as a vector, padded with zeros. */
 static inline Floats some_weights(const Screen* s, int64_t place, int64_t left) {
   const char* weights = s->weights + place * s->weight_bytes;
   if (s->weight_bytes == 2) {
@@ -313,7 +311,7 @@ static inline Floats some_weights(const Screen* s, int64_t place, int64_t left) 
   return floats;
 }
 
-/* Puts the logits of some entries into `logits`. For each, 16 sums have added every 16th product. */
+/* Writes the logits of some entries to `logits`. For each, 16 sums add every 16th product. */
 static void logits_of(const Screen* s, const float* state, const int64_t* entries, float* logits) {
   enum { kSums = 16, kParts = kSums / kLanes };
   Floats sums[kEntriesAtATime][kParts] = {{{0}}};
@@ -333,8 +331,8 @@ static void logits_of(const Screen* s, const float* state, const int64_t* entrie
   }
 }
 
-/* Returns the largest number that so many values reach, found bit by bit: it takes no branches that depend on them.
-   Behind the values is -inf, up to a whole vector. */
+/* Returns the `count`th largest value, found bit by bit without branches that depend on the values. These are padded
+   with -inf to a whole vector. */
 static float reached_by(const float* values, int64_t size, int64_t count) {
   int32_t enough = INT32_MIN;
   for (int bit = 31; bit >= 0; --bit) {
@@ -351,7 +349,7 @@ static int64_t looked_through(const Screen* s) {
   return s->candidates < blocks ? s->candidates : blocks;
 }
 
-/* Puts the places of a row's highest blocks into `of_blocks`, and returns what all of them reach. */
+/* Writes the indices of a row's highest blocks to `of_blocks`, and returns the lowest of their maxima. */
 static float choose_blocks(const Screen* s, int64_t row, float* values, int32_t* of_blocks) {
   const int64_t blocks = s->padded / kBlock, count = looked_through(s);
   memcpy(values, s->blocks.highest + row * blocks, sizeof(float) * blocks);
@@ -360,17 +358,17 @@ static float choose_blocks(const Screen* s, int64_t row, float* values, int32_t*
   int64_t found = 0;
   for (int64_t block = 0; block < blocks; block += kLanes)
     found += gather_reaching(load(values + block), enough, (int32_t)block, values + found, of_blocks + found);
-  /* What is behind the blocks comes last, if at all. */
+  /* Padding after the blocks comes last, if at all. */
   found = found < blocks ? found : blocks;
   if (found > count) put_largest_first(values, of_blocks, found, count);
   return enough;
 }
 
-/* Puts a row's candidates into `chosen`, takes their upper ends away, and returns what no other entry reaches beyond.
-   The blocks that were looked through for them come first in `of_blocks`.
+/* Writes a row's candidates to `chosen`, removes their upper bounds, and returns an upper bound of all other entries.
+   The blocks that were searched for them come first in `of_blocks`.
 
-   As many blocks are looked through as there are candidates: the lowest of their highest entries is reached by enough
-   entries to choose from, and by none of another block. */
+   As many blocks are searched as there are candidates: enough of their entries, and none of another block, reach the
+   lowest of their maxima. */
 static float choose(const Screen* s, int64_t row, float* values, int32_t* places, int32_t* of_blocks) {
   const int64_t count = s->candidates;
   const float enough = choose_blocks(s, row, values, of_blocks);
@@ -394,8 +392,8 @@ static float choose(const Screen* s, int64_t row, float* values, int32_t* places
   return left;
 }
 
-/* Puts twice the most of half the widths of each block's intervals into `twice`, and into `least` the lowest ratio of
-   exp(x) at their two ends. */
+/* Writes the largest width of each block's intervals to `twice`, and the lowest ratio of exp(x) at their two ends to
+   `least`. */
 static void bound_widths(const Screen* s, int64_t row, float* twice, float* least) {
   const int64_t blocks = s->padded / kBlock;
   const State* known = s->known + row;
@@ -410,7 +408,7 @@ static void bound_widths(const Screen* s, int64_t row, float* twice, float* leas
   }
 }
 
-/* Asks for the weights of every `step`th candidate of a row from `first` on: they are far apart, and take long. */
+/* Prefetches the weights of every `step`th candidate of a row from `first` on, which are far apart in memory. */
 static void ask_for_candidates(const Screen* s, int64_t row, int64_t first, int64_t step) {
   const int64_t bytes = s->exact_width * s->weight_bytes;
   for (int64_t i = first; i < s->candidates; i += step) {
@@ -419,14 +417,14 @@ static void ask_for_candidates(const Screen* s, int64_t row, int64_t first, int6
   }
 }
 
-/* Puts the bounds of the sums over all that are no candidates, of what each is below `left`, into the row's facts. */
+/* Writes the bounds of the sums over all entries that are not candidates, relative to `left`, to the row's facts. */
 static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t* of_blocks, float* scratch) {
   const int64_t blocks = s->padded / kBlock;
   float *highest = s->blocks.highest + row * blocks, *totals = s->blocks.total + row * blocks;
   float *weighteds = s->blocks.weighted + row * blocks, *twices = scratch, *leasts = scratch + blocks + kLanes;
   Floats low_total = {0}, high_total = {0}, low_weighted = {0}, high_weighted = {0};
   bound_widths(s, row, twices, leasts);
-  /* Blocks that were looked through, entry by entry: their sums count the candidates. */
+  /* Searched blocks, entry by entry, since their sums include candidates. */
   for (int64_t i = 0; i < looked_through(s); ++i) {
     const int64_t block = of_blocks[i];
     ask_for_candidates(s, row, i, looked_through(s));
@@ -459,13 +457,13 @@ static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t*
   facts->weighted_high = sum_of(high_weighted);
 }
 
-/* Puts the logits of a row's candidates into `logits`, NaN for padding; there is room for a few more. */
+/* Writes the logits of a row's candidates to `logits`, NaN for padding; there is room for a few more. */
 static void compute_logits(const Screen* s, const int32_t* chosen, const float* state, float* logits) {
   for (int64_t first = 0; first < s->candidates; first += kEntriesAtATime) {
     int64_t entries[kEntriesAtATime];
     for (int i = 0; i < kEntriesAtATime; ++i) {
       const int64_t place = first + i < s->candidates ? first + i : first;
-      /* Padding is chosen only where the numbers have overflown. */
+      /* Padding is chosen only after an overflow. */
       entries[i] = chosen[place] < s->vocabulary ? chosen[place] : 0;
     }
     logits_of(s, state, entries, logits + first);
@@ -474,7 +472,7 @@ static void compute_logits(const Screen* s, const int32_t* chosen, const float* 
   }
 }
 
-/* Puts what the logits of a row's candidates come to into its facts. */
+/* Writes the summary of the logits of a row's candidates to its facts. */
 static void compare_candidates(const Screen* s, int64_t row, const int32_t* chosen, const float* logits) {
   const int64_t count = s->candidates;
   Facts* facts = s->facts + row;
@@ -533,15 +531,15 @@ static int finish_row(const void* call, int64_t row) {
   return has_memory;
 }
 
-/* Returns how many rows there are up to the last that is not all 0. What is behind them is padding; of a state of 0
-   nothing can be said, since all its logits are equal. Of such rows, `chosen` is not written. */
+/* Returns the number of rows up to the last that is not all 0. Later rows are padding, or states of 0, which cannot be
+   certified, since all their logits are equal. For these rows, `chosen` is not written. */
 static int64_t rows_before_padding(const Screen* s) {
   int64_t numbers = s->rows * s->exact_width;
   while (numbers && s->exact_states[numbers - 1] == 0) --numbers;
   return (numbers + s->exact_width - 1) / s->exact_width;
 }
 
-/* The call, of arrays in the order of `Screen`. */
+/* The function that XLA calls, with arrays in the order of `Screen`. */
 XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
   if (asks_for_version(frame)) return NULL;
   XLA_FFI_Buffer** asked = (XLA_FFI_Buffer**)frame->args.args;
@@ -585,7 +583,7 @@ XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
   screen.states = memory_of(sizeof(Multiple) * screen.parts * screen.rows * screen.stride, &has_succeeded);
   screen.kept_states = memory_of(sizeof(float) * screen.rows * screen.kept_stride, &has_succeeded);
   screen.upper = memory_of(sizeof(float) * screen.rows * screen.padded, &has_succeeded);
-  /* Read by whole vectors. */
+  /* Padded, since they are read by whole vectors. */
   float* by_row = memory_of(sizeof(float) * (3 * screen.rows * blocks + kLanes), &has_succeeded);
   float* by_block = memory_of(sizeof(float) * (3 * blocks + kLanes), &has_succeeded);
   if (has_succeeded) {

@@ -1,7 +1,7 @@
-/* Whole steps of prompts that have one lane each: a call of Python's, whose structures are those of native/structures.py.
+/* Whole steps of prompts that have one entry each; called by Python. The structures are those of native/structures.py.
 
-   Where the weights of a layer are at hand, rows need not wait for each other. A thread takes a few of them through a
-   layer, decides who leaves, and goes on with those who stay: nothing is run in vain, and threads meet once a step. */
+   Where the weights of a layer fit in a cache, rows need not wait for each other. A thread runs a layer for a few rows,
+   decides their exits, and goes on with the others: no work is wasted, and threads synchronise once a step. */
 
 #include <math.h>
 #include <stdatomic.h>
@@ -20,20 +20,20 @@ enum { kBlocksOfThread = 2 };
 typedef struct {
   int64_t count, threads;
   const Measure* measure;
-  const Head* const* heads;     /* [layers]: NULL of those that may not be left at; the last may be. */
+  const Head* const* heads;     /* [layers]: NULL where no row may exit; the last layer has one. */
   const int32_t *lanes, *nodes; /* [count], as of `Rows` */
-  /* From here on, by lane. */
-  const float* thresholds;    /* Infinite where nobody leaves before the last layer. */
+  /* From here on, by entry. */
+  const float* thresholds;    /* Infinite where no row exits before the last layer. */
   const int32_t* known_exits; /* 0 where the exit is not known. NULL if none is. */
   int32_t *tokens, *exit_layers;
   float *confidences, *max_rejected_confidence;
   uint8_t* is_finite;
-  atomic_llong asked; /* How many times a head was asked about a row. */
+  atomic_llong asked; /* Number of rows that heads were asked about. */
 } Step;
 
 SAME_IN_PYTHON_Step
 
-/* Looked at by Python before anything is called. */
+/* Python checks this before it calls anything. */
 const char calm_beam_layouts[] = CALM_BEAM_LAYOUTS;
 
 typedef struct {
@@ -47,15 +47,15 @@ typedef struct {
 
 static int32_t known_exit(const Step* step, int32_t lane) { return step->known_exits ? step->known_exits[lane] : 0; }
 
-/* What is decided of a row at a layer that may be left at. */
+/* The decision for a row at an exit layer. */
 typedef struct {
   int32_t token;
   float confidence;
   int is_finite, leaves;
 } Decision;
 
-/* Asks the head of a layer about some of the rows of a block, given by where they stand there: what it predicts, and
-   how sure it is where that is made of logits. */
+/* Asks the head of a layer about some rows of a block, given by their indices: the predictions, and the confidences by
+   a measure of logits. */
 static void ask(const Call* call, int64_t index, const int32_t* lanes, const int32_t* rows, int64_t count,
                 float* memory, Decision* decisions) {
   const Measure* measure = call->step->measure;
@@ -72,7 +72,7 @@ static void ask(const Call* call, int64_t index, const int32_t* lanes, const int
   }
 }
 
-/* Decides who leaves at a layer, and returns how many rows the head was asked about. */
+/* Decides which rows exit at a layer, and returns how many rows the head was asked about. */
 static int64_t decide(const Call* call, int64_t index, const int32_t* lanes, int64_t count, float* memory,
                       Decision* decisions) {
   const Step* step = call->step;
@@ -98,12 +98,12 @@ static int64_t decide(const Call* call, int64_t index, const int32_t* lanes, int
         known ? known == layer : is_last || decisions[row].confidence >= step->thresholds[lane];
     if (!by_logits && decisions[row].leaves && !known) rows[reading++] = row;
   }
-  /* Nothing else tells what those predict who leave. */
+  /* Rows that exit still need a token, so run the head on them. */
   ask(call, index, lanes, rows, reading, memory, decisions);
   return asking + reading;
 }
 
-/* Lets rows out, and returns how many stay, which come first then. */
+/* Writes the outputs of rows that exit, moves the others to the front, and returns their number. */
 static int64_t let_out(const Step* step, int64_t index, const Decision* decisions, int32_t* lanes, int32_t* nodes,
                        int64_t count) {
   int64_t staying = 0;
@@ -124,7 +124,7 @@ static int64_t let_out(const Step* step, int64_t index, const Decision* decision
   return staying;
 }
 
-/* Takes a few rows through layers until the last of them has left. */
+/* Runs layers for a few rows until all have exited. */
 static void run_block(const void* context, int phase, int64_t block) {
   const Call* call = context;
   const int64_t from = block * call->block, left = call->step->count - from;
@@ -144,7 +144,7 @@ static void run_block(const void* context, int phase, int64_t block) {
   atomic_fetch_add(&call->step->asked, asked);
 }
 
-/* Layers are of one size. Returns 0 if there is no memory for it. */
+/* All layers have one size. Returns 0 if there is not enough memory. */
 int calm_beam_run_step(const Layer* const* layers, const Entries* entries, int64_t num_layers, Step* step) {
   if (!step->count) return 1;
   atomic_int lacks_memory = 0;
@@ -152,7 +152,7 @@ int calm_beam_run_step(const Layer* const* layers, const Entries* entries, int64
   float* memory = memory_of(sizeof(float) * step->count * numbers_of(layers[0]), &has_memory);
   if (!has_memory) return 0;
   const int64_t threads = busy_threads(step->threads, step->count * weights_of(layers[0]));
-  /* Rows leave where they like: a thread that is done early takes more of them. */
+  /* Rows exit at different layers: a thread that is done early takes more rows. */
   const int64_t block = block_of(step->count, kBlocksOfThread * threads);
   const Call call = {layers, entries, num_layers, block, step, memory, &lacks_memory};
   const int64_t blocks = (step->count + block - 1) / block;

@@ -1,6 +1,6 @@
-"""Structures that Python and native code share, with the names of C.
+"""Structures that Python and native code share, with the names that they have in C.
 
-Only the standard library is imported: `build.py` has every compiler check sizes and places of fields by them.
+It imports the standard library only, since `build.py` makes compilers check sizes and offsets of fields by them.
 """
 
 import ctypes
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 BY_PROMPT = ("steps", "positions", "source_of", "places")
-"""What entries have of each prompt."""
+"""Fields of entries by prompt."""
 
 MADE = ("tokens", "exit_layers", "confidences", "max_rejected_confidence", "is_finite")
-"""What a step makes of rows."""
+"""Outputs of a step."""
 
 _NUMBER, _FLOAT, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
 class Matrix(ctypes.Structure):
-    """Weights as native code multiplies by them."""
+    """Packed weights, by which native code multiplies."""
 
     _fields_ = (("weights", _ADDRESS), ("inputs", _NUMBER), ("columns", _NUMBER))
 
@@ -45,7 +45,7 @@ class Sources(ctypes.Structure):
 
 
 class Entries(ctypes.Structure):
-    """The arrays that a layer reads and writes, which it keeps. See `entries_of`."""
+    """The arrays that a layer reads and writes, to which it keeps references. See `entries_of`."""
 
     held: Sequence[Any] = ()
 
@@ -57,7 +57,7 @@ class Entries(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    """Rows that go through layers. See `Stack.run`."""
+    """Rows that run layers. See `Stack.run`."""
 
     _fields_ = (
         *((name, _ADDRESS) for name in ("below", "lanes", "nodes")),
@@ -81,7 +81,7 @@ class Head(ctypes.Structure):
 
 
 class Measure(ctypes.Structure):
-    """What native code makes confidences by. See `measure_of`."""
+    """A confidence measure. See `measure_of`."""
 
     held: Sequence[Any] = ()
 
@@ -94,7 +94,7 @@ class Measure(ctypes.Structure):
 
 
 class Measured(ctypes.Structure):
-    """Rows at some layers, to be measured. See `measure_states`."""
+    """Rows at some layers whose confidences are measured. See `measure_states`."""
 
     _fields_ = (
         *((name, _NUMBER) for name in ("first_layer", "num_layers", "count", "entries", "width")),
@@ -113,7 +113,7 @@ class Asked(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """Rows that are taken through layers until they leave. See `Stack.run_step`."""
+    """Rows that run layers until they exit. See `Stack.run_step`."""
 
     _fields_ = (
         ("count", _NUMBER),

@@ -1,4 +1,4 @@
-/* Tasks of one call, on the threads that XLA has. */
+/* Tasks of one call, on XLA's threads. */
 
 #ifndef CALM_BEAM_TASKS_H_
 #define CALM_BEAM_TASKS_H_
@@ -10,7 +10,7 @@
 
 #include "xla/ffi/api/c_api.h"
 
-/* Does a task of a call, and returns whether memory sufficed. */
+/* Runs a task of a call, and returns whether memory sufficed. */
 typedef int (*RunTask)(const void* call, int64_t task);
 
 /* Tasks that threads take one after the other until none is left. */
@@ -34,7 +34,7 @@ static inline void work(Round* round) {
   }
 }
 
-/* What a thread of XLA's is asked for. It may come when all is done: then it only leaves. */
+/* The work of a thread of XLA. It may start after all tasks are done, and then does nothing. */
 static void help(void* round) {
   work(round);
   leave(round);
@@ -47,7 +47,7 @@ static inline int failed(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
   return 1;
 }
 
-/* Runs all tasks, on this thread and on those of XLA that have time, and returns whether memory sufficed. */
+/* Runs all tasks, on this thread and on idle threads of XLA, and returns whether memory sufficed. */
 static inline int run_tasks(const XLA_FFI_CallFrame* frame, const void* call, RunTask run, int64_t tasks) {
   const XLA_FFI_Api* api = frame->api;
   int64_t threads = 1;
@@ -72,9 +72,9 @@ static inline int run_tasks(const XLA_FFI_CallFrame* frame, const void* call, Ru
   return has_succeeded;
 }
 
-/* Returns whether a call is XLA's question which version it is for, and answers that: not with that of the headers,
-   which an older XLA would refuse, but with the oldest that has all that is used here, which newer ones take. Built with
-   the headers of jaxlib 0.8.1 (0.2) and of 0.10.2 (0.3), it is taken by both and computes the same. */
+/* Returns whether a call is XLA's query for the API version, and answers it: not with the version of the headers, which
+   an older XLA would refuse, but with the oldest that has everything used here, which newer ones accept. Built with the
+   headers of jaxlib 0.8.1 (0.2) and of 0.10.2 (0.3), it is accepted by both and computes the same. */
 static inline int asks_for_version(XLA_FFI_CallFrame* frame) {
   if (!frame->extension_start || frame->extension_start->type != XLA_FFI_Extension_Metadata) return 0;
   XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;

@@ -5,10 +5,10 @@
 #include <signal.h>
 #include <stdatomic.h>
 
-/* How often a thread looks for work, or for the end of others' work, before it sleeps, or lets others run. */
+/* How often a thread polls for work, or for the end of other threads' work, before it sleeps or yields. */
 enum { kLooks = 4000, kMostPhases = 16 };
 
-/* Leaves the core to another thread for some cycles. */
+/* Yields the core to another hardware thread for some cycles. */
 static inline void pause_briefly(void) {
 #if defined __x86_64__
   __builtin_ia32_pause();
@@ -26,9 +26,9 @@ typedef struct {
   atomic_llong next, done, users;
 } Work;
 
-/* Held by whoever has the threads; others work alone meanwhile. */
+/* Held by the call that uses the threads; other calls work alone meanwhile. */
 static pthread_mutex_t in_use = PTHREAD_MUTEX_INITIALIZER;
-/* Of all below. */
+/* Protects everything below. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER;
 static Work* offered;
@@ -41,7 +41,7 @@ static void take_part(Work* work) {
   while ((task = atomic_fetch_add(&work->next, 1)) < work->ends[work->phases - 1]) {
     while (task >= work->ends[phase]) ++phase;
     const int64_t before = phase ? work->ends[phase - 1] : 0;
-    /* Tasks are taken in order, so that whoever is waited for is at work. */
+    /* Tasks are taken in order, so that a task that others wait for is already running. */
     for (int64_t looks = 0; atomic_load(&work->done) < before; ++looks)
       if (looks < kLooks)
         pause_briefly();
@@ -76,7 +76,7 @@ static void* help(void* nothing) {
   return nothing;
 }
 
-/* In a process that was forked, there are no other threads. */
+/* A forked process has no other threads. */
 static void forget_helpers(void) {
   in_use = mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
   wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
@@ -87,7 +87,7 @@ static void forget_helpers(void) {
 static void add_helpers(int64_t count) {
   static int is_told;
   if (!is_told) is_told = !pthread_atfork(NULL, NULL, forget_helpers);
-  /* Signals are for the threads of the program. */
+  /* Signals go to the program's own threads. */
   sigset_t every, before;
   sigfillset(&every);
   pthread_sigmask(SIG_SETMASK, &every, &before);

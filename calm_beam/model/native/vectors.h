@@ -1,4 +1,4 @@
-/* Vectors of numbers: of AVX-512, of AVX2, or of whatever a compiler makes of four numbers. */
+/* Vectors of numbers: AVX-512, AVX2, or a compiler's vectors of four numbers. */
 
 #ifndef CALM_BEAM_VECTORS_H_
 #define CALM_BEAM_VECTORS_H_
@@ -10,7 +10,7 @@
 enum {
 #if defined __AVX512F__
   kLanes = 16,       /* Numbers in a vector. */
-  kTileVectors = 4,  /* Of a row, whose sums are kept in registers for kRowsAtATime rows. */
+  kTileVectors = 4,  /* Vectors of a row whose sums are kept in registers for kRowsAtATime rows. */
 #elif defined __AVX2__
   kLanes = 8,
   kTileVectors = 2,
@@ -18,7 +18,7 @@ enum {
   kLanes = 4,
   kTileVectors = 2,
 #endif
-  kRowsAtATime = 6,  /* As many as have their sums in registers, beside some weights. */
+  kRowsAtATime = 6,  /* Rows whose sums fit in registers, together with some weights. */
 };
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -30,7 +30,7 @@ static inline Floats load(const float* values) { return *(const UnalignedFloats*
 
 static inline void store(float* values, Floats what) { *(UnalignedFloats*)values = what; }
 
-/* Returns the first numbers there, and zeros behind them. */
+/* Returns the first numbers, padded with zeros. */
 static inline Floats load_some(const float* values, int64_t count) {
   Floats some = {0};
   memcpy(&some, values, sizeof(float) * count);
@@ -55,7 +55,7 @@ static inline Integers of_lanes(void) {
   return lanes;
 }
 
-/* Returns -1 in the lanes of what comes before `size`, where the first one stands for `first`. */
+/* Returns -1 in the lanes of indices below `size`; the first lane is index `first`. */
 static inline Integers before(int64_t size, int64_t first) {
   return of_lanes() < (int32_t)(size - first < kLanes ? size - first : kLanes);
 }
@@ -79,19 +79,19 @@ static inline Floats fused(Floats one, Floats other, Floats sum) {
   return (Floats)OF_WIDTH(fmadd_ps)((Lanes)one, (Lanes)other, (Lanes)sum);
 }
 
-/* Of a number and none, the second. */
+/* Returns the second argument if either is NaN. */
 static inline Floats larger(Floats one, Floats other) { return (Floats)OF_WIDTH(max_ps)((Lanes)one, (Lanes)other); }
 
 static inline Floats smaller(Floats one, Floats other) { return (Floats)OF_WIDTH(min_ps)((Lanes)one, (Lanes)other); }
 
-/* To the next integer. */
+/* Rounds to the nearest integer. */
 static inline Floats rounded(Floats values) { return (Floats)ROUNDED((Lanes)values); }
 
 static inline Integers whole(Floats integers) { return (Integers)OF_WIDTH(cvtps_epi32)((Lanes)integers); }
 
 #else
 
-/* Rounded once only where all processors of the kind can. */
+/* Rounded once only where all processors of this kind can. */
 static inline Floats fused(Floats one, Floats other, Floats sum) {
 #ifdef __FP_FAST_FMAF
   for (int lane = 0; lane < kLanes; ++lane) sum[lane] = __builtin_fmaf(one[lane], other[lane], sum[lane]);
@@ -105,7 +105,7 @@ static inline Floats larger(Floats one, Floats other) { return either(one > othe
 
 static inline Floats smaller(Floats one, Floats other) { return either(one < other, one, other); }
 
-/* Of magnitudes up to 2^22. */
+/* For magnitudes up to 2^22. */
 static inline Floats rounded(Floats values) { return values + 0x1.8p23f - 0x1.8p23f; }
 
 static inline Integers whole(Floats integers) { return __builtin_convertvector(integers, Integers); }
@@ -120,7 +120,7 @@ static inline float most_of(Floats values) { return _mm512_reduce_max_ps((__m512
 
 #else
 
-/* Of halves, until one number is left. */
+/* Reduces halves, until one number is left. */
 static inline float sum_of(Floats values) {
   for (int half = kLanes / 2; half; half /= 2)
     for (int lane = 0; lane < half; ++lane) values[lane] += values[lane + half];
@@ -136,7 +136,7 @@ static inline float most_of(Floats values) {
 
 #endif
 
-/* Returns values of about 1 times two to the power of integers from -125 to 0: an exponent stands above 23 bits. */
+/* Returns values of about 1 times two to the power of integers from -125 to 0: the exponent is above 23 bits. */
 static inline Floats scaled(Floats values, Floats powers) {
   return (Floats)((Integers)values + (whole(powers) << 23));
 }

@@ -1,4 +1,4 @@
-"""T5 as the decoders see it."""
+"""The `Architecture` of T5."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ _RELATIVE_POSITION_STD = 0.1
 
 
 class T5Architecture(Architecture):
-    """Encoder-decoders, whose decoder begins with a start token and attends to the encoder's output."""
+    """Encoder-decoders, whose decoder starts from a start token and attends to the encoder's output."""
 
     shares_prefixes = False
     first_kept_step = 0
@@ -56,11 +56,11 @@ class T5Architecture(Architecture):
         return native_decoder(config, parameters, biases=terms)
 
     def encoder_width(self, config: T5Config) -> int:
-        """Returns the model's width, which the encoder's output has, too."""
+        """Returns the model's width, which is also that of the encoder's output."""
         return config.emb_dim
 
     def first_input(self, config: T5Config, prompt: Sequence[int]) -> int:
-        """Returns the model's start token, whatever the prompt."""
+        """Returns the model's start token, for any prompt."""
         return config.start_id
 
     def room_for_prompts(self, config: T5Config, *, steps: int) -> int | None:
@@ -68,17 +68,17 @@ class T5Architecture(Architecture):
         return None
 
     def check_positions(self, config: T5Config, *, source: int, steps: int) -> None:
-        """Refuses nothing: distances beyond the last bucket share it."""
+        """Does nothing: distances beyond the last bucket share it, so that any length is possible."""
 
     def taught_source(self, prompt: Sequence[int], target: Sequence[int]) -> Sequence[int]:
         """Returns the prompt."""
         return prompt
 
     def initial_distribution(self, config: T5Config, name: str, *, shape: Sequence[int]) -> tuple[float, float]:
-        """Returns T5's own, except for the embedding and relative positions.
+        """Returns T5's own distributions, except for the embedding and relative positions.
 
         Kernels have the standard deviation fan_in ** -0.5; query kernels (d * head_dim) ** -0.5, since T5 does not
-        scale attention logits. Norms start at 1; an exit classifier at 0, which scores every state 1/2.
+        scale attention logits. Norms start at 1, an exit classifier at 0, so that it scores every state 1/2.
         """
         if name.endswith("/scale"):
             return 1.0, 0.0
@@ -93,11 +93,11 @@ class T5Architecture(Architecture):
         return 0.0, float(shape[0] ** -0.5)
 
     def layers_in_words(self, config: T5Config) -> str:
-        """Returns those of the encoder and of the decoder."""
+        """Returns text with the layers of the encoder and of the decoder."""
         return f"{config.num_encoder_layers} + {counted(config.num_decoder_layers, 'layer')}"
 
     def position_numbers(self, config: T5Config, *, steps: int) -> int:
-        """Returns how many numbers the biases of every position to every other take, and what they are looked up by."""
+        """Returns how many numbers the biases between all positions take, and the indices they are looked up by."""
         tables = config.num_decoder_layers if config.relative_bias_per_layer else 1
         return (tables * config.num_heads + 2) * steps**2
 

@@ -13,12 +13,12 @@ from .config import T5Config
 
 
 class Attention(nn.Module):
-    """Multi-head attention whose keys and values can be made apart from its queries.
+    """Multi-head attention whose keys and values can be computed separately from its queries.
 
     Attributes:
       config: Sizes of the model.
       dropout_rate: Dropout on the attention weights, used only with `deterministic=False`.
-      precision: In which numbers it computes.
+      precision: Precision in which it computes.
     """
 
     config: T5Config
@@ -75,9 +75,9 @@ class Attention(nn.Module):
 
         Args:
           inputs: shape (rows, width).
-          position: Of each row.
-          bias_by_age: shape (heads, steps). By how many steps a key is older.
-          path: As of `PackedLayer`.
+          position: Position of each row.
+          bias_by_age: shape (heads, steps). Biases by how many steps a key is older.
+          path: See `PackedLayer`.
         """
         queries = self._by_head(self._rounded(self.query(inputs)))
         # [rows, 1, positions]
@@ -85,12 +85,12 @@ class Attention(nn.Module):
         is_past = age >= 0
         # [heads, rows, positions] -> [rows, heads, positions]
         bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age[:, 0], 0)], 0, 1)
-        # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
+        # Matrix products, though with one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
         # gather, a product and a sum over more than about 12,000 positions.
         logits = path.logits(lambda keys: einsum("rhd,rthd->rht", queries, keys, self.precision))
 
         def of_values(values: jax.Array, weights: jax.Array, is_past: jax.Array) -> jax.Array:
-            # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
+            # Zero the values beyond the past: a broken prompt may have left NaN there, and 0 * NaN is NaN.
             values = jnp.where(is_past[:, 0, :, None, None], values, jnp.zeros((), values.dtype))
             return einsum("rht,rthd->rhd", weights, values, self.precision)
 
@@ -103,7 +103,7 @@ class Attention(nn.Module):
 
         Args:
           inputs: shape (rows, width).
-          sources: As of `PackedLayer`.
+          sources: See `PackedLayer`.
         """
 
         def attend(source: Attended, is_token: jax.Array, queries: jax.Array) -> jax.Array:
@@ -139,7 +139,7 @@ class Attention(nn.Module):
 
 
 class RelativePositionBias(nn.Module):
-    """The learned bias of a (query, key) distance, of all self-attention layers of a stack or of one.
+    """The learned bias of a (query, key) distance, for all self-attention layers of a stack or for one.
 
     Attributes:
       config: Sizes of the model.
@@ -165,17 +165,18 @@ class RelativePositionBias(nn.Module):
 
 
 def _by_position(by_distance: jax.Array, length: int) -> jax.Array:
-    """Returns what belongs to the distance of each query and key, (heads, length, length).
+    """Returns the values of `by_distance` for each query and key, (heads, length, length).
 
-    Made by repeating and cutting: looked up pair by pair, it takes TPUs 128 numbers for each pair, whatever the heads.
+    It repeats and cuts the values: a lookup pair by pair would take 128 numbers for each pair on TPUs, for any number
+    of heads.
 
     Args:
-      by_distance: shape (heads, 2 length - 1). By key position minus query position, from -length + 1 on.
-      length: Queries, and keys.
+      by_distance: shape (heads, 2 length - 1). Values by key position minus query position, from -length + 1 on.
+      length: Number of queries, and of keys.
     """
     heads, side = by_distance.shape[0], 2 * length
     padded = jnp.pad(by_distance, ((0, 0), (0, 1)))
-    # Rows of 2 length, read in rows of one less: each begins one place further back in what is repeated.
+    # Rows of 2 length, read in rows of one less: each begins one place further back in the repeated values.
     repeated = jnp.broadcast_to(padded[:, None], (heads, length, side)).reshape(heads, -1)
     skewed = repeated[:, : length * (side - 1)].reshape(heads, length, side - 1)
     return skewed[:, :, length - 1 :]
@@ -192,7 +193,7 @@ def relative_position_bucket(
       distance: Integers, key position minus query position, any shape.
       buckets: Number of buckets in all.
       max_distance: Distance from which the last bucket is used.
-      bidirectional: Whether half of the buckets are for keys after the query; else those count as distance 0.
+      bidirectional: Whether half of the buckets are for keys after the query; else such keys count as distance 0.
 
     Returns:
       Integers in [0, buckets), shape of `distance`.

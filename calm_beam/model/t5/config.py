@@ -1,4 +1,4 @@
-"""The sizes of a model, and the parameter tree that belongs to them."""
+"""The config of a T5 model: its sizes and settings, and the parameter tree that they determine."""
 
 import dataclasses
 import re
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 
 from calm_beam.model.architecture import Shapes, check_exit_fields, check_ids, cut, exit_fields, exit_shapes, few
 
-# Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
+# Activations of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
 ACTIVATIONS = ("gelu", "silu", "relu")
 
-# Pads prompts, wherever it stands in them, and begins every output unless the config names another id.
+# Padding at any position of a prompt, and the start token unless the config names another id.
 PAD_ID = 0
 _EOS_ID = 1
 # Far more than any T5 has, and few enough to write out the names of all arrays.
 MOST_LAYERS = 1000
-# What indices on devices are made of.
+# Indices on devices are 32-bit integers.
 _TOO_LARGE = 2**31
-# Of the encoder's, half are for either direction, and half of those hold one distance each.
+# Half of the encoder's buckets are for each direction, and half of those hold one distance each.
 _LEAST_BUCKETS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Config:
-    """Sizes of a T5 encoder-decoder: the original T5, T5 1.1, those that T5X's `scalable_t5` trains, or a mixture.
+    """Sizes and settings of a T5 encoder-decoder: the original T5, T5 1.1, T5X's `scalable_t5`, or a mixture.
 
     Attributes:
       vocab_size: Rows of the embedding, and width of the output head.
@@ -35,17 +35,18 @@ class T5Config:
       relative_buckets: Buckets of the relative position bias.
       relative_max_distance: Distance from which all positions share one bucket.
       gated_mlp: Whether the feed-forward layer is gated, as T5 1.1's is; the original T5's is not.
-      activation: One of `ACTIVATIONS`; left out, T5 1.1's GELU if gated, and the original T5's ReLU if not.
-      relative_bias_per_layer: Whether every layer has a relative position bias of its own, as T5X's `scalable_t5` has
-        them, where T5 has one for a stack.
+      activation: One of `ACTIVATIONS`; by default T5 1.1's GELU if gated, and the original T5's ReLU if not.
+      relative_bias_per_layer: Whether every layer has its own relative position bias, as in T5X's `scalable_t5`; T5 has
+        one for each stack.
       tied_head: Whether the output head is the transposed embedding, with hidden states scaled by 1/sqrt(d), as in the
         original T5.
-      exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 2 as the released T5X code has it, 1 for
-        the d + 1 weights of the paper, 0 if there is none.
-      exit_norms: Whether every decoder layer below the last has a norm of its own before the head.
-      exit_heads: Whether each of these has the kernel of a head of its own, which takes the normed states unscaled.
+      exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 2 as in the released T5X code, 1 for the
+        d + 1 weights of the paper, 0 if there is none.
+      exit_norms: Whether every decoder layer below the last has its own norm before the head.
+      exit_heads: Whether every decoder layer below the last has its own head kernel, which takes the normed states
+        unscaled.
       start_id: Token id that the decoder reads in the first step.
-      end_ids: Token ids of which each ends an output, ascending.
+      end_ids: Token ids that end an output, ascending.
     """
 
     vocab_size: int
@@ -159,18 +160,18 @@ def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
 def infer_config(
     shapes: Shapes, *, activation: str = "", relative_max_distance: int = T5Config.relative_max_distance
 ) -> T5Config:
-    """Returns the sizes of the model that a parameter tree belongs to.
+    """Returns the config of the model with a parameter tree.
 
     Args:
       shapes: Name and shape of every array, names as in `parameter_shapes`.
-      activation: Of `T5Config`; no shape shows it.
-      relative_max_distance: The same.
+      activation: See `T5Config`; it does not follow from shapes.
+      relative_max_distance: See `T5Config`; it does not follow from shapes.
 
     Returns:
       The config, whose `parameter_shapes` equal `shapes`.
 
     Raises:
-      ValueError: If the tree is not a T5 encoder-decoder; says which names were expected and found.
+      ValueError: If the tree is not a T5 encoder-decoder; the message has the names expected and found.
     """
     check_dimensions(shapes)
     gated_mlp = "decoder/layers_0/mlp/wi/kernel" not in shapes
@@ -217,10 +218,10 @@ def infer_config(
 
 
 def check_dimensions(shapes: Shapes) -> None:
-    """Refuses arrays without dimensions or without values.
+    """Checks that no array is without dimensions or without values.
 
     Raises:
-      ValueError: If there is one; names it.
+      ValueError: If there is one; the message names it.
     """
     for name, shape in shapes.items():
         if not shape or min(shape) < 1:

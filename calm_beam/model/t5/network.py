@@ -1,6 +1,6 @@
-"""The encoder-decoder: encoding, one decoder layer at a time, and the output head at any layer.
+"""The encoder-decoder network: the encoder, one decoder layer at a time, and the output head at any layer.
 
-The layers of its stacks are here, and its decoder as native code takes it.
+It also packs its decoder for native code.
 """
 
 import functools
@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
     """Scales every vector to unit root mean square; no mean is subtracted and no bias added.
 
     Attributes:
-      precision: In whose type the normed inputs come; they are float32 until then.
+      precision: Its type is that of the normed inputs; they are float32 until then.
     """
 
     precision: Precision = FLOAT32
@@ -64,12 +64,12 @@ class RMSNorm(nn.Module):
 class FeedForward(nn.Module):
     """The feed-forward layer, without biases: to a wider space, and back to the model's width.
 
-    A gated one, such as T5 1.1's, has f(x W0) * (x W1), one without a gate, such as the original T5's, f(x W).
+    A gated layer, such as T5 1.1's, has f(x W0) * (x W1); one without a gate, such as the original T5's, has f(x W).
 
     Attributes:
-      config: Sizes of the model; `gated_mlp` says which of the two, `activation` which f.
+      config: Sizes of the model; `gated_mlp` determines which of the two, `activation` which f.
       dropout_rate: Dropout between the kernels, used only with `deterministic=False`.
-      precision: In which numbers it computes.
+      precision: Precision in which it computes.
     """
 
     config: T5Config
@@ -114,7 +114,7 @@ class EncoderLayer(nn.Module):
 
         Args:
           hidden: The input.
-          bias: Hides padding; with the stack's relative positions, if the layer has none of its own.
+          bias: Bias that hides padding; includes the stack's relative positions, if the layer has none of its own.
           deterministic: Whether dropout is off.
         """
         if self.config.relative_bias_per_layer:
@@ -133,8 +133,8 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Self-attention, cross-attention and feed-forward, each normed before and added to its input.
 
-    Keys and values are made by calls of their own, since with early exits a layer makes them also for tokens
-    that it never computes (CALM, "Decoding with early exiting": state propagation).
+    Separate methods compute keys and values, since with early exits a layer also computes them for tokens that skip it
+    (CALM, "Decoding with early exiting": state propagation).
     """
 
     config: T5Config
@@ -159,7 +159,7 @@ class DecoderLayer(nn.Module):
     ) -> KeysValues:
         """Returns this layer's self-attention keys and values of (possibly propagated) states, (..., width).
 
-        T5's do not depend on their position: it decides the biases, which the terms are.
+        T5's do not depend on the position, which only the biases, the terms, depend on.
         """
         return self.self_attention.keys_values(self.pre_self_attention_layer_norm(states))
 
@@ -256,7 +256,7 @@ class Decoder(nn.Module):
         self.layers = [
             DecoderLayer(config, self.dropout_rate, self.precision) for _ in range(config.num_decoder_layers)
         ]
-        # Rounded by `head_inputs`, which may scale it first.
+        # `head_inputs` rounds, after it has scaled where the head needs that.
         self.decoder_norm = RMSNorm()
         self.dropout = nn.Dropout(self.dropout_rate)
         if not config.tied_head:
@@ -270,14 +270,15 @@ class Decoder(nn.Module):
 class EarlyExitT5(nn.Module):
     """T5 with an output head after every decoder layer.
 
-    The parameter tree is the one of `parameter_shapes`. Methods are called through `Module.apply`. Decoder layers are
+    `parameter_shapes` describes the parameter tree. Methods are called through `Module.apply`. Decoder layers are
     counted from 1, as in the paper.
 
     Attributes:
       config: Sizes of the model.
       dropout_rate: Dropout used with `deterministic=False`.
-      precision: In which numbers it computes. States, keys and values are of its type.
-      layer_dropout: How often rows pass the last decoder layer by, used likewise; see `layer_dropout_rates`.
+      precision: Precision in which it computes. States, keys and values have its type.
+      layer_dropout: Rate at which rows skip the last decoder layer with `deterministic=False`; see
+        `layer_dropout_rates`.
     """
 
     config: T5Config
@@ -306,18 +307,18 @@ class EarlyExitT5(nn.Module):
     ) -> tuple[list[KeysValues], jax.Array]:
         """Returns every decoder layer's keys and values of the encoder's output, and the mask of its positions.
 
-        Padding is told by its id, as T5X does, wherever it stands; so `lengths` adds nothing.
+        Padding is recognised by its id at any position, as in T5X, so `lengths` is not used.
 
         Args:
           source_tokens: shape (batch, source). 0-padded.
           lengths: int32, shape (batch,).
-          prefix: None: what comes later changes what the encoder makes of the first tokens.
+          prefix: Must be empty: later tokens change the encoder's output for the first ones.
         """
         assert not prefix
         return self.cross_keys_values(self.encode(source_tokens)), source_tokens != PAD_ID
 
     def source_biases(self, source_mask: jax.Array, position: Position) -> list[jax.Array]:
-        """Returns the bias that hides padding from the queries of all layers, wherever they stand."""
+        """Returns the bias that hides padding, one for all layers and positions."""
         return [padding_bias(source_mask)]
 
     def cross_keys_values(self, encoded: jax.Array) -> list[KeysValues]:
@@ -340,15 +341,15 @@ class EarlyExitT5(nn.Module):
         return [bias[:, -1, ::-1] for bias in self.decoder_position_biases(length)]
 
     def self_keys_values(self, states: jax.Array, layer: int, *, position: Position) -> KeysValues:
-        """Returns the keys and values that decoder layer `layer` makes of one position of every lane.
+        """Returns a decoder layer's keys and values for one position of every branch.
 
         Args:
-          states: shape (batch, lanes, width). The (possibly propagated) output of the layer below.
-          layer: Which layer, from 1.
-          position: Of each row, which T5's keys and values do not depend on.
+          states: shape (batch, branches, width). The (possibly propagated) output of the layer below.
+          layer: Number of the layer, from 1.
+          position: Position of each row, which T5's keys and values do not depend on.
 
         Returns:
-          Keys and values, each of shape (batch, lanes, heads, head_dim).
+          Keys and values, each of shape (batch, branches, heads, head_dim).
         """
         keys, values = self.decoder.layers[layer - 1].self_keys_values(states[:, :, None])
         return keys[:, :, :, 0], values[:, :, :, 0]
@@ -364,24 +365,24 @@ class EarlyExitT5(nn.Module):
         source_bias: jax.Array,
         position: Position,
     ) -> jax.Array:
-        """Returns the output of decoder layer `layer` for one position of every lane.
+        """Returns the output of a decoder layer for one position of every branch.
 
         Args:
-          hidden: shape (batch, lanes, width). Output of the layer below at this position.
-          layer: Which layer, from 1.
-          self_keys_values: Each of shape (batch, lanes, heads, positions, head_dim).
+          hidden: shape (batch, branches, width). Output of the layer below at this position.
+          layer: Number of the layer, from 1.
+          self_keys_values: Each of shape (batch, branches, heads, positions, head_dim).
           self_bias: shape (batch, 1, heads, 1, positions). Future and unfilled positions are masked.
-          source_keys_values: Each of shape (batch, heads, source, head_dim), shared by the lanes of a prompt.
+          source_keys_values: Each of shape (batch, heads, source, head_dim), shared by the branches of a prompt.
           source_bias: shape (batch, 1, 1, source). Padding is masked.
-          position: Of each row, which the biases have in them.
+          position: Position of each row, which the biases already include.
 
         Returns:
-          Shape (batch, lanes, width).
+          Shape (batch, branches, width).
         """
         module = self.decoder.layers[layer - 1]
-        # One query per lane against the cache of that lane.
+        # One query per branch attends to the cache of that branch.
         hidden = module.self_attend(hidden[:, :, None], self_keys_values, bias=self_bias)[:, :, 0]
-        # The lanes of a prompt are the queries of one attention over its source.
+        # The branches of a prompt are the queries of one attention over its source.
         return module.cross_attend_and_feed_forward(hidden, source_keys_values, bias=source_bias)
 
     def decode_teacher_forced(
@@ -391,7 +392,7 @@ class EarlyExitT5(nn.Module):
 
         Args:
           source_tokens: shape (batch, source). 0-padded.
-          decoder_inputs: shape (batch, target). The targets shifted right by one, behind the start token.
+          decoder_inputs: shape (batch, target). The start token, and then the targets without the last.
           deterministic: Whether dropout is off.
 
         Returns:
@@ -423,7 +424,7 @@ class EarlyExitT5(nn.Module):
 
         Args:
           states: shape (..., width). Output of the layer.
-          layer: Which, from 1.
+          layer: Number of the layer, from 1.
           deterministic: Whether dropout is off.
 
         Returns:
@@ -433,9 +434,9 @@ class EarlyExitT5(nn.Module):
         return head_logits(inputs, self.head_weights(layer), self.precision)
 
     def head_inputs(self, states: jax.Array, layer: int, *, deterministic: bool = True) -> jax.Array:
-        """Returns what the head's weights multiply, shape and arguments as of `head`: the normed states.
+        """Returns the inputs of the head, the normed states, shape of `states`; for the arguments see `head`.
 
-        A tied head takes them scaled, a head of the layer's own as they are.
+        A tied head takes them scaled, a layer's own head unscaled.
         """
         inputs = self.decoder.dropout(normed(self.decoder, states, layer), deterministic=deterministic)
         if self.config.tied_head and not has_own_head(self.config, layer):
@@ -465,12 +466,12 @@ def padding_bias(mask: jax.Array) -> jax.Array:
 
 
 def native_decoder(config: T5Config, parameters: Mapping[str, Any], *, biases: Sequence[Any]) -> NativeDecoder:
-    """Returns a model's decoder.
+    """Returns a model's decoder for native code.
 
     Args:
-      config: Of the model.
-      parameters: All of its arrays, as a tree.
-      biases: Its `path_terms`, (heads, ages), of each layer or of all.
+      config: The model's config.
+      parameters: All arrays of the model, as a tree.
+      biases: The network's `path_terms`, (heads, ages), one for each layer or one for all.
     """
     decoder, packing = parameters["decoder"], Packing()
     layers = [

@@ -96,8 +96,8 @@ def _served(
     thresholds: Sequence[float],
     **options: Any,
 ) -> list[PromptResult]:
-    lanes = [serve(checkpoint, rule, prompts, threshold, **options) for threshold in (None, *thresholds)]
-    return [_stacked(outputs) for outputs in zip(*lanes, strict=True)]
+    branches = [serve(checkpoint, rule, prompts, threshold, **options) for threshold in (None, *thresholds)]
+    return [_stacked(outputs) for outputs in zip(*branches, strict=True)]
 
 
 def _stacked(branches: Sequence[BranchResult]) -> PromptResult:
@@ -151,7 +151,7 @@ DECODERS = {
 
 
 def assert_same(one: PromptResult, other: PromptResult, *, confidences_within: float = 1e-5) -> None:
-    """Checks that tokens, exit layers and lengths of all lanes are equal, and confidences near."""
+    """Checks that tokens, exit layers and lengths of all branches are equal, and confidences near."""
     for field in ("tokens", "exit_layers", "lengths", "is_finite"):
         np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
     np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=confidences_within)
@@ -166,18 +166,18 @@ def assert_all_same(ones: Sequence[PromptResult], others: Sequence[PromptResult]
 
 
 def count_as_numpys(result: PromptResult, expected: Sequence[Decoded]) -> int:
-    """Checks lanes of bfloat16 against numpy that rounds likewise, and returns how many were compared.
+    """Checks branches of bfloat16 against numpy that rounds likewise, and returns how many were compared.
 
     Left out are those with a decision nearer a tie than two roundings are apart.
     """
     compared = 0
-    for lane, decoded in enumerate(expected):
+    for branch, decoded in enumerate(expected):
         if decoded.min_gap < 0.05 or decoded.min_margin < 0.01:
             continue
-        length = result.lengths[lane]
-        assert result.tokens[lane, :length].tolist() == decoded.tokens
-        assert result.exit_layers[lane, :length].tolist() == decoded.exit_layers
-        np.testing.assert_allclose(result.confidences[lane, :length], decoded.confidences, rtol=0, atol=0.02)
+        length = result.lengths[branch]
+        assert result.tokens[branch, :length].tolist() == decoded.tokens
+        assert result.exit_layers[branch, :length].tolist() == decoded.exit_layers
+        np.testing.assert_allclose(result.confidences[branch, :length], decoded.confidences, rtol=0, atol=0.02)
         compared += 1
     return compared
 

@@ -1,4 +1,4 @@
-"""Lanes of several rules in one sweep have the outputs of a sweep for each rule."""
+"""Branches of several rules in one sweep have the outputs of a sweep for each rule."""
 
 import numpy as np
 import pytest

@@ -104,25 +104,25 @@ def _is_beside_a_tie(decoded: Decoded) -> bool:
     return decoded.min_gap < 0.05 or decoded.min_margin < 0.01
 
 
-def _assert_lane_equals(result: PromptResult, lane: int, expected: Decoded) -> None:
+def _assert_branch_equals(result: PromptResult, branch: int, expected: Decoded) -> None:
     length = len(expected.tokens)
-    assert result.lengths[lane] == length
-    assert result.tokens[lane].tolist() == expected.tokens + [0] * (STEPS - length)
-    assert result.exit_layers[lane].tolist() == expected.exit_layers + [0] * (STEPS - length)
-    np.testing.assert_allclose(result.confidences[lane, :length], expected.confidences, rtol=0, atol=1e-4)
-    assert not result.confidences[lane, length:].any()
+    assert result.lengths[branch] == length
+    assert result.tokens[branch].tolist() == expected.tokens + [0] * (STEPS - length)
+    assert result.exit_layers[branch].tolist() == expected.exit_layers + [0] * (STEPS - length)
+    np.testing.assert_allclose(result.confidences[branch, :length], expected.confidences, rtol=0, atol=1e-4)
+    assert not result.confidences[branch, length:].any()
 
 
 def _check_against_numpy(decoder: str, rule: ExitRule, config: T5Config) -> None:
     results = _outputs(decoder, rule, config)
     for prompt, result in zip(_PROMPTS, results, strict=True):
         assert result.is_finite
-        for lane, threshold in enumerate((None, *_THRESHOLDS)):
+        for branch, threshold in enumerate((None, *_THRESHOLDS)):
             expected = _by_numpy(rule, config, tuple(prompt), threshold)
             if decoder == "served" and threshold is None and rule.patience is not None:
                 # Nobody asks the layers below the last one: it agrees with itself alone.
                 expected = dataclasses.replace(expected, confidences=[1 / rule.patience] * len(expected.tokens))
-            _assert_lane_equals(result, lane, expected)
+            _assert_branch_equals(result, branch, expected)
     # Otherwise the comparison would prove little.
     seen_layers = {layer for result in results for layer in result.exit_layers.ravel().tolist()} - {0}
     never_used = {1} if rule.confidence == "state" and rule.schedule == "decay" else set()
@@ -155,19 +155,19 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
     ids=str,
 )
 def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: str, rule: ExitRule) -> None:
-    """But for the few lanes with a decision nearer a tie than two roundings are apart; those are counted."""
+    """But for the few branches with a decision nearer a tie than two roundings are apart; those are counted."""
     compared = 0
     for prompt, result in zip(_PROMPTS, _outputs(decoder, rule, precision=_BFLOAT16), strict=True):
-        for lane, threshold in enumerate((None, *_THRESHOLDS)):
+        for branch, threshold in enumerate((None, *_THRESHOLDS)):
             expected = _by_numpy(rule, _CONFIG, tuple(prompt), threshold, "bfloat16")
             if _is_beside_a_tie(expected):
                 continue
-            length = result.lengths[lane]
-            assert result.tokens[lane, :length].tolist() == expected.tokens
-            assert result.exit_layers[lane, :length].tolist() == expected.exit_layers
+            length = result.lengths[branch]
+            assert result.tokens[branch, :length].tolist() == expected.tokens
+            assert result.exit_layers[branch, :length].tolist() == expected.exit_layers
             is_asked = not (decoder == "served" and threshold is None and rule.patience is not None)
             if is_asked:
-                np.testing.assert_allclose(result.confidences[lane, :length], expected.confidences, rtol=0, atol=0.02)
+                np.testing.assert_allclose(result.confidences[branch, :length], expected.confidences, rtol=0, atol=0.02)
             compared += 1
     assert compared > len(_PROMPTS) * len(_THRESHOLDS) / 3
 
@@ -228,7 +228,7 @@ def test_a_certified_head_changes_nothing(decoder: str, rule: ExitRule, precisio
 
 @_every_decoder
 def test_of_two_thresholds_the_lower_never_exits_later_in_equal_states(decoder: str) -> None:
-    """As long as two lanes have had the same tokens and exits."""
+    """As long as two branches have had the same tokens and exits."""
     compared = 0
     for result in _outputs(decoder):
         for upper, lower in itertools.combinations(range(len(_THRESHOLDS) + 1), 2):
@@ -281,7 +281,7 @@ def test_the_batch_does_not_matter(decoder: str, batch_size: int, precision: Pre
     """Any number of places, any order, a prompt alone or twice: every prompt has the same outputs.
 
     In bfloat16 that is no promise, since a sum can end on either side of a tie, and on which depends on the processor:
-    the few lanes beside one are left out.
+    the few branches beside one are left out.
     """
     checkpoint, alone = _model(), _outputs(decoder, precision=precision)
     # Rows that leave at one layer would not disturb each other.
@@ -292,20 +292,20 @@ def test_the_batch_does_not_matter(decoder: str, batch_size: int, precision: Pre
         prompts = [_PROMPTS[index] for index in order]
         results = _decode(decoder, checkpoint, prompts=prompts, batch_size=batch_size, precision=precision)
         for result, index in zip(results, order, strict=True):
-            lanes = _lanes_beside_no_tie(_PROMPTS[index], precision)
-            assert_same(_of_lanes(result, lanes), _of_lanes(alone[index], lanes), confidences_within=near)
-            compared += lanes
+            branches = _branches_without_ties(_PROMPTS[index], precision)
+            assert_same(_of_branches(result, branches), _of_branches(alone[index], branches), confidences_within=near)
+            compared += branches
     assert len(compared) >= 0.75 * 18 * (1 + len(_THRESHOLDS))
 
 
-def _lanes_beside_no_tie(prompt: Sequence[int], precision: Precision) -> list[int]:
+def _branches_without_ties(prompt: Sequence[int], precision: Precision) -> list[int]:
     thresholds = (None, *_THRESHOLDS)
     decoded = [_by_numpy(_RULE, _CONFIG, tuple(prompt), threshold, precision.dtype) for threshold in thresholds]
-    return [lane for lane, each in enumerate(decoded) if precision == FLOAT32 or not _is_beside_a_tie(each)]
+    return [branch for branch, each in enumerate(decoded) if precision == FLOAT32 or not _is_beside_a_tie(each)]
 
 
-def _of_lanes(result: PromptResult, lanes: list[int]) -> PromptResult:
-    parts = {name: getattr(result, name)[lanes] for name in ("tokens", "exit_layers", "lengths", "confidences")}
+def _of_branches(result: PromptResult, branches: list[int]) -> PromptResult:
+    parts = {name: getattr(result, name)[branches] for name in ("tokens", "exit_layers", "lengths", "confidences")}
     return dataclasses.replace(result, **parts)
 
 
@@ -314,8 +314,8 @@ def test_prompts_of_different_widths(decoder: str) -> None:
     """Short and long prompts are padded to different widths and each comes back under its own index."""
     prompts = build_prompts(33, 4, 50, 9)
     for prompt, result in zip(prompts, _decode(decoder, _model(), prompts=prompts), strict=True):
-        for lane, threshold in enumerate((None, *_THRESHOLDS)):
-            _assert_lane_equals(result, lane, _by_numpy(_RULE, _CONFIG, tuple(prompt), threshold))
+        for branch, threshold in enumerate((None, *_THRESHOLDS)):
+            _assert_branch_equals(result, branch, _by_numpy(_RULE, _CONFIG, tuple(prompt), threshold))
 
 
 def _with_broken_token() -> tuple[Checkpoint, Checkpoint]:
@@ -349,7 +349,7 @@ def test_the_full_model_never_exits(decoder: str) -> None:
     """Where confidence is exactly 1, threshold 1 exits, and the full model still does not."""
     saturated_exits = 0
     for result in _decode(decoder, build_checkpoint(_CONFIG, logit_scale=400)):
-        full, one = (result.exit_layers[lane, : result.lengths[lane]] for lane in (0, 1))
+        full, one = (result.exit_layers[branch, : result.lengths[branch]] for branch in (0, 1))
         assert (full == _DEPTH).all()
         early = one < _DEPTH
         assert (result.confidences[1, : result.lengths[1]][early] == 1).all()
@@ -363,9 +363,9 @@ def test_outputs_begin_and_end_as_the_config_says(decoder: str) -> None:
     config = dataclasses.replace(_CONFIG, start_id=7, end_ids=(1, 14, 18, 52))
     ends: set[int] = set()
     for prompt, result in zip(_PROMPTS, _outputs(decoder, _RULE, config), strict=True):
-        for lane, threshold in enumerate((None, *_THRESHOLDS)):
+        for branch, threshold in enumerate((None, *_THRESHOLDS)):
             expected = _by_numpy(_RULE, config, tuple(prompt), threshold)
-            _assert_lane_equals(result, lane, expected)
+            _assert_branch_equals(result, branch, expected)
             ends |= {expected.tokens[-1]} if len(expected.tokens) < STEPS else set()
     assert len(ends) > 1
     usual = _outputs(decoder, _RULE, _CONFIG)
@@ -378,12 +378,12 @@ def test_outputs_end_with_eos_or_at_the_limit(decoder: str) -> None:
     checkpoint = build_checkpoint(_CONFIG, seed=8)
     whole = _decode(decoder, checkpoint)
     ends: set[int] = set()
-    for result, lane in itertools.product(whole, range(len(_THRESHOLDS) + 1)):
-        tokens = result.tokens[lane, : result.lengths[lane]].tolist()
+    for result, branch in itertools.product(whole, range(len(_THRESHOLDS) + 1)):
+        tokens = result.tokens[branch, : result.lengths[branch]].tolist()
         assert 1 not in tokens[:-1]
         assert len(tokens) == STEPS or tokens[-1] == 1
-        assert not result.tokens[lane, len(tokens) :].any()
-        assert (result.exit_layers[lane] > 0).tolist() == [step < len(tokens) for step in range(STEPS)]
+        assert not result.tokens[branch, len(tokens) :].any()
+        assert (result.exit_layers[branch] > 0).tolist() == [step < len(tokens) for step in range(STEPS)]
         ends.add(len(tokens))
     assert ends >= {1, STEPS}
     for limit in (1, 4):

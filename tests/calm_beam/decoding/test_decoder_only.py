@@ -152,16 +152,16 @@ def _check(decoder: str, rule: ExitRule, kind: str, *, engine: str = "auto") -> 
     results = _outputs(decoder, rule, kind, engine=engine)
     for prompt, result in zip(_PROMPTS, results, strict=True):
         assert result.is_finite
-        for lane, threshold in enumerate((None, *_THRESHOLDS)):
+        for branch, threshold in enumerate((None, *_THRESHOLDS)):
             expected = _by_numpy(rule, kind, tuple(prompt), threshold)
             confidences = expected.confidences
             if decoder == "served" and threshold is None and rule.patience is not None:
                 # Nobody asks the layers below the last one: it agrees with itself alone.
                 confidences = [1 / rule.patience] * len(confidences)
             length = len(expected.tokens)
-            assert result.tokens[lane].tolist() == expected.tokens + [0] * (STEPS - length)
-            assert result.exit_layers[lane].tolist() == expected.exit_layers + [0] * (STEPS - length)
-            np.testing.assert_allclose(result.confidences[lane, :length], confidences, rtol=0, atol=1e-4)
+            assert result.tokens[branch].tolist() == expected.tokens + [0] * (STEPS - length)
+            assert result.exit_layers[branch].tolist() == expected.exit_layers + [0] * (STEPS - length)
+            np.testing.assert_allclose(result.confidences[branch, :length], confidences, rtol=0, atol=1e-4)
     # Otherwise the comparison would prove little: tokens exit everywhere, those of the first step too.
     seen = {layer for result in results for layer in result.exit_layers.ravel().tolist()} - {0}
     assert seen == set(rule.exit_layers(_DEPTH))
@@ -227,7 +227,7 @@ def test_a_certified_head_divides_logits(kind: str) -> None:
     ids=str,
 )
 def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: str, rule: ExitRule, kind: str) -> None:
-    """But for the lanes with a decision nearer a tie than two roundings are apart; those are counted."""
+    """But for the branches with a decision nearer a tie than two roundings are apart; those are counted."""
     compared = sum(
         count_as_numpys(
             result, [_by_numpy(rule, kind, tuple(prompt), threshold, "bfloat16") for threshold in (None, *_THRESHOLDS)]
@@ -293,8 +293,8 @@ def test_every_end_id_ends_an_output(decoder: str) -> None:
     """Outputs end with any of the ids, and nowhere else before the limit."""
     ends = set()
     for result in _outputs(decoder, _RULES[0], "llama"):
-        for lane, length in enumerate(result.lengths.tolist()):
-            tokens = result.tokens[lane, :length].tolist()
+        for branch, length in enumerate(result.lengths.tolist()):
+            tokens = result.tokens[branch, :length].tolist()
             assert not {1, 7} & set(tokens[:-1])
             if length < STEPS:
                 ends.add(tokens[-1])
@@ -363,13 +363,13 @@ def test_prompts_that_begin_alike_have_the_outputs_of_others(
         DECODERS[decoder].decode, _model(kind), _RULES[0], prompts, thresholds=_THRESHOLDS, batch_size=8
     )
     seen = []
-    go_through = device_steps.go_through
+    prefill_prefix = device_steps.prefill_prefix
 
     def watched(model: Any, parameters: Any, tokens: np.ndarray) -> Any:
         seen.append(tokens.tolist())
-        return go_through(model, parameters, tokens)
+        return prefill_prefix(model, parameters, tokens)
 
-    monkeypatch.setattr(device_steps, "go_through", watched)
+    monkeypatch.setattr(device_steps, "prefill_prefix", watched)
     shared = decode()
     assert seen == [begun[:32]]
     monkeypatch.setattr(group_decoder, "common_prefix", lambda prompts, *, width: ())

@@ -64,13 +64,13 @@ if family == "llama":
     prompts = [[*range(2, 42), *prompt] for prompt in prompts]
 near = 1e-4 if precision.dtype == "float32" else 0.05
 
-def flips(expected, found, *, lanes):
+def flips(expected, found, *, branches):
     assert sorted(found) == list(range(len(prompts)))
     differing = 0
     for index, one in expected.items():
         many = found[index]
         tokens, layers, confidences = (
-            getattr(one, name) if lanes is None else getattr(one, name)[lanes]
+            getattr(one, name) if branches is None else getattr(one, name)[branches]
             for name in ("tokens", "exit_layers", "confidences")
         )
         if np.array_equal(tokens, many.tokens) and np.array_equal(layers, many.exit_layers):
@@ -89,14 +89,14 @@ for parts in map(int, sys.argv[1].split(",")):
         alone = Decoder(checkpoint, branches, devices=jax.local_devices()[:1], precision=precision)
         expected = dict(alone.decode(prompts))
         together = Decoder(checkpoint, branches, model_parallelism=parts, precision=precision)
-        differing += flips(expected, dict(together.decode(prompts)), lanes=None)
+        differing += flips(expected, dict(together.decode(prompts)), branches=None)
         compared += len(prompts)
         if rule.needs_full_model():
             continue
         served = EarlyExitDecoder(
             checkpoint, branches[1], precision=precision, model_parallelism=parts
         )
-        differing += flips(expected, dict(served.decode(prompts)), lanes=1)
+        differing += flips(expected, dict(served.decode(prompts)), branches=1)
         batch = Decoder(
             checkpoint,
             branches[:1],
@@ -105,10 +105,10 @@ for parts in map(int, sys.argv[1].split(",")):
             precision=precision,
             model_parallelism=parts,
         )
-        for lane in (1, 2):
-            results = batch.decode([Request(prompt, branches=[branches[lane]]) for prompt in prompts])
+        for branch in (1, 2):
+            results = batch.decode([Request(prompt, branches=[branches[branch]]) for prompt in prompts])
             found = {index: result.branch(0) for index, result in results}
-            differing += flips(expected, found, lanes=lane)
+            differing += flips(expected, found, branches=branch)
         compared += 3 * len(prompts)
         (weights,) = {
             decoder._weights.layers[0]["mlp"]["wo"]["kernel"].addressable_shards[0].data.shape

@@ -36,7 +36,7 @@ _CLASSIFIER = {"params": {"decoder": {"meta_cls": _TREE["decoder"]["meta_cls"]}}
 _HEAD_WEIGHTS = {"params": {"decoder": {name: _TREE["decoder"][name] for name in ("decoder_norm", "logits_dense")}}}
 _GENERATOR = np.random.default_rng(0)
 _STATES = _GENERATOR.standard_normal((_DEPTH + 1, _ROWS, _WIDTH)).astype(np.float32)
-_BELOW, _LANES = (_GENERATOR.permutation(_ROWS).astype(np.int32) for _ in range(2))
+_BELOW, _BRANCHES = (_GENERATOR.permutation(_ROWS).astype(np.int32) for _ in range(2))
 _STORES = [
     [_GENERATOR.standard_normal((_NODES, _HEADS * _HEAD)).astype(np.float32) for _ in range(2)] for _ in range(_DEPTH)
 ]
@@ -94,7 +94,7 @@ def test_many_rows_go_through_a_layer_as_few_do(length: int, measure: str) -> No
     places = np.repeat(np.arange(count), _RANKS).astype(np.int32)
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
-        size = len(_LANES[part])
+        size = len(_BRANCHES[part])
         states, cache, (confidence,) = device_steps.run_layer(
             _MODEL,
             (measure,),
@@ -107,7 +107,7 @@ def test_many_rows_go_through_a_layer_as_few_do(length: int, measure: str) -> No
             layer=np.int32(2),
             rows=LayerRows(
                 below=_BELOW[part],
-                lanes=_LANES[part],
+                branches=_BRANCHES[part],
                 nodes=nodes[part],
                 paths=paths[part],
                 steps=steps[part],
@@ -116,7 +116,7 @@ def test_many_rows_go_through_a_layer_as_few_do(length: int, measure: str) -> No
             ).joined(),
         )
         kept = (np.asarray(values)[nodes[part]] for values in cache)
-        return np.asarray(states)[2, _LANES[part]], np.asarray(confidence), *kept
+        return np.asarray(states)[2, _BRANCHES[part]], np.asarray(confidence), *kept
 
     many = run(slice(None))
     for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
@@ -211,14 +211,14 @@ def test_many_rows_are_decided_as_few_are(measure: str) -> None:
             head_layer=_DEPTH,
             parameters=_HEAD_WEIGHTS,
             states=_STATES,
-            rows=AskedRows(lanes=_LANES[part], layers=layers[part]).joined(),
+            rows=AskedRows(branches=_BRANCHES[part], layers=layers[part]).joined(),
         )
         return tuple(map(np.asarray, (token, confidence, is_finite)))
 
     many = run(slice(None))
     for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
         np.testing.assert_array_equal(values, np.concatenate(few))
-    logits = _normed(_STATES[layers, _LANES], "decoder/decoder_norm") @ _weights("decoder/logits_dense/kernel")
+    logits = _normed(_STATES[layers, _BRANCHES], "decoder/decoder_norm") @ _weights("decoder/logits_dense/kernel")
     ordered = np.sort(scipy.special.softmax(logits, axis=-1))
     np.testing.assert_array_equal(many[0], np.argmax(logits, axis=-1))
     expected = ordered[:, -1] - (ordered[:, -2] if measure == "softmax" else 0)
@@ -255,10 +255,10 @@ def test_many_rows_are_filled_as_numpy_does() -> None:
         cache=_stores(slice(1, None)),
         states=_STATES,
         rows=SkippedRows(
-            lanes=_LANES, layers=layers, steps=layers, prompt_lengths=np.ones_like(layers), nodes=nodes.T
+            branches=_BRANCHES, layers=layers, steps=layers, prompt_lengths=np.ones_like(layers), nodes=nodes.T
         ).joined(),
     )
-    kept = _STATES[layers, _LANES]
+    kept = _STATES[layers, _BRANCHES]
     expected = {(layer, part): new for layer in range(2, _DEPTH + 1) for part, new in enumerate(_kept(layer, kept))}
     _assert_stores(made, nodes, expected)
 

@@ -59,14 +59,14 @@ def test_blocks_give_the_outputs_of_the_whole_grid(rule: ExitRule) -> None:
     whole = dict(_decoder(rule, _GRID).decode(prompts))
     known = None
     for start, end in ((0, 2), (2, 3), (3, 7)):
-        lanes = [*([0] if start == 0 else []), *range(1 + start, 1 + end)]
+        chosen = [*([0] if start == 0 else []), *range(1 + start, 1 + end)]
         results = dict(_decoder(rule, _GRID[start:end], with_full_model=start == 0).decode(_requests(prompts, known)))
         for index, result in results.items():
             expected = whole[index]
-            np.testing.assert_array_equal(result.tokens, expected.tokens[lanes])
-            np.testing.assert_array_equal(result.exit_layers, expected.exit_layers[lanes])
-            np.testing.assert_array_equal(result.lengths, expected.lengths[lanes])
-            np.testing.assert_allclose(result.confidences, expected.confidences[lanes], atol=1e-5)
+            np.testing.assert_array_equal(result.tokens, expected.tokens[chosen])
+            np.testing.assert_array_equal(result.exit_layers, expected.exit_layers[chosen])
+            np.testing.assert_array_equal(result.lengths, expected.lengths[chosen])
+            np.testing.assert_allclose(result.confidences, expected.confidences[chosen], atol=1e-5)
         known = [_known(results[index]) for index in range(len(prompts))]
 
 
@@ -89,12 +89,12 @@ def test_what_is_known_is_not_decided_again() -> None:
     results = dict(decoder.decode(_requests(prompts, certain)))
     assert decoder.work.layer_rows == 0
     for index, result in results.items():
-        for lane in range(3):
-            np.testing.assert_array_equal(result.tokens[lane], above[index].tokens[-1])
+        for place in range(3):
+            np.testing.assert_array_equal(result.tokens[place], above[index].tokens[-1])
 
 
 def test_steps_are_shared_until_a_layer_below_would_exit() -> None:
-    """A lane parts at the first step whose runner-up reaches its threshold, equality included."""
+    """A branch parts at the first step whose runner-up reaches its threshold, equality included."""
     output = KnownOutput(
         tokens=np.array([5, 6, 1], np.int32),
         exit_layers=np.array([3, 4, 2], np.int32),

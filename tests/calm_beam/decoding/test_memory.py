@@ -174,7 +174,7 @@ def test_the_budget_is_of_free_memory() -> None:
     """Without a wish the budget fits into the machine; a wish for fewer prompts or tokens is followed."""
     group = first_device()
     config = build_config()
-    sizes: dict[str, Any] = {"lanes": 4, "steps": 8, "source": 32, "precision": FLOAT32}
+    sizes: dict[str, Any] = {"num_branches": 4, "steps": 8, "source": 32, "precision": FLOAT32}
     chosen = choose_budget(config, group, **sizes, batch_size=None, max_cache_tokens=None)
     position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * 4
     assert 64 <= chosen.tokens * position < 2**36
@@ -273,7 +273,7 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is decoded, lengths and numbers that no memory holds are refused with the flag to lower."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 30)
-    sizes: dict[str, Any] = {"lanes": 6, "steps": 64, "source": 512}
+    sizes: dict[str, Any] = {"num_branches": 6, "steps": 64, "source": 512}
     memory.check_memory(build_config(), memory.Demand(**sizes))
     for changes, flag in (
         ({"steps": 100_000}, "Lower --max_decode_length"),
@@ -287,7 +287,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_certified_heads_are_needed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would fit but for them is refused with the flag that does without; of a small head, `auto` takes none."""
-    sizes: dict[str, Any] = {"lanes": 2, "steps": 8, "source": 16}
+    sizes: dict[str, Any] = {"num_branches": 2, "steps": 8, "source": 16}
     config = build_config(vocab_size=20_000, emb_dim=256)
     exact, auto = (memory.least_need(config, memory.Demand(**sizes, exit_head=form)) for form in ("exact", "auto"))
     assert auto.total - exact.total == auto.heads > 2 * 20_000 * 256
@@ -303,11 +303,11 @@ def test_certified_heads_are_needed_too(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_needed_is_a_lower_bound_that_grows() -> None:
-    """More lanes, tokens or rows never need less, and a small model with short texts needs a few megabytes."""
-    small = memory.least_need(build_config(), memory.Demand(lanes=2, steps=8, source=16))
+    """More branches, tokens or rows never need less, and a small model with short texts needs a few megabytes."""
+    small = memory.least_need(build_config(), memory.Demand(num_branches=2, steps=8, source=16))
     assert small.total < 1 << 23
-    sizes: dict[str, Any] = {"lanes": 2, "steps": 8, "source": 16}
-    for changes in ({"lanes": 3}, {"steps": 9}, {"source": 17}, {"rows": 2}):
+    sizes: dict[str, Any] = {"num_branches": 2, "steps": 8, "source": 16}
+    for changes in ({"num_branches": 3}, {"steps": 9}, {"source": 17}, {"rows": 2}):
         larger = memory.least_need(build_config(), memory.Demand(**{**sizes, **changes}))
         assert larger.total > small.total
     halved = memory.least_need(build_config(), memory.Demand(**sizes, precision=Precision(dtype="bfloat16")))
@@ -354,7 +354,7 @@ def test_a_device_without_room_for_the_weights_is_refused() -> None:
 def test_the_budget_of_an_accelerator_is_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each device holds the keys and values of some heads, there is room for as many times the positions."""
     config = build_config(num_heads=8)
-    sizes: dict[str, Any] = {"lanes": 1, "steps": 8, "source": 32, "precision": FLOAT32}
+    sizes: dict[str, Any] = {"num_branches": 1, "steps": 8, "source": 32, "precision": FLOAT32}
     budgets = [
         choose_budget(
             config,
@@ -376,7 +376,7 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 31)
     monkeypatch.setattr(memory, "has_accelerators", lambda: False)
     config = build_config(num_heads=8, emb_dim=512, mlp_dim=4096)
-    demand = memory.Demand(lanes=3, steps=8, source=16)
+    demand = memory.Demand(num_branches=3, steps=8, source=16)
     asked = dataclasses.replace(demand, max_cache_tokens=5000)
     said = functools.partial(memory.memory_in_words, config)
     weights = 4 * sum(math.prod(shape) for shape in parameter_shapes(config).values())
@@ -391,7 +391,7 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "has_accelerators", lambda: True)
     assert "; a position takes" in said(demand)
     # Which holds the model, and whose own devices are asked when it is loaded.
-    memory.check_memory(config, memory.Demand(lanes=1, steps=10**6, source=10**6))
+    memory.check_memory(config, memory.Demand(num_branches=1, steps=10**6, source=10**6))
     with pytest.raises(UsageError, match="8 attention heads cannot be divided by 3"):
         said(demand, model_parallelism=3)
 

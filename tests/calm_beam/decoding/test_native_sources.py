@@ -11,7 +11,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import cpu as native_sources
 from calm_beam.decoding.cpu import NativeSources
 from calm_beam.decoding.engine import Slots
-from calm_beam.decoding.kv_cache import SingleLanes
+from calm_beam.decoding.kv_cache import SingleBranches
 from calm_beam.decoding.weights import Weights
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.decoding.xla.engine import sources_by_width
@@ -36,8 +36,8 @@ def _made(checkpoint: Checkpoint, prefixes: dict[int, list[int]]) -> tuple[Any, 
     engine = EngineRecord(name="xla", instructions=None, head="exact")
     weights = Weights(checkpoint, model, first_device(), steps=_STEPS, measures=[ExitRule().measure()], engine=engine)
     slots = Slots(
-        SingleLanes(slots=_SLOTS, steps=_STEPS, capacity=_SLOTS * _STEPS),
-        lanes=1,
+        SingleBranches(slots=_SLOTS, steps=_STEPS, capacity=_SLOTS * _STEPS),
+        num_branches=1,
         steps=_STEPS,
         sources={32: 4, 64: 3},
         prefixes=prefixes,

@@ -111,12 +111,12 @@ def test_every_decoder_counts_the_same() -> None:
     expected = {index: result.near_ties for index, result in shared.decode(prompts)}
     assert expected[0] is not None
     assert any(expected[0])
-    for lane, branch in enumerate(sweep_branches(rule, grid, max_decode_length=6)):
+    for place, branch in enumerate(sweep_branches(rule, grid, max_decode_length=6)):
         for index, alone in Decoder(checkpoint, [branch], max_input_length=16).decode(prompts):
             of_sweep = expected[index]
             assert alone.near_ties is not None
             assert of_sweep is not None
-            assert alone.near_ties[0] == of_sweep[lane], (index, lane)
+            assert alone.near_ties[0] == of_sweep[place], (index, place)
 
 
 def test_each_rule_tells_its_own() -> None:

@@ -119,16 +119,16 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule, kind: str) -
     """Tokens, exit layers and confidences of every prompt and threshold, and of the full model."""
     for prompt, result in zip(_PROMPTS, _outputs(decoder, rule, kind), strict=True):
         assert result.is_finite
-        for lane, threshold in enumerate((None, *_THRESHOLDS)):
+        for branch, threshold in enumerate((None, *_THRESHOLDS)):
             expected = _by_numpy(rule, kind, tuple(prompt), threshold)
             confidences = expected.confidences
             if decoder == "served" and threshold is None and rule.patience is not None:
                 # Nobody asks the layers below the last one: it agrees with itself alone.
                 confidences = [1 / rule.patience] * len(confidences)
             length = len(expected.tokens)
-            assert result.tokens[lane].tolist() == expected.tokens + [0] * (STEPS - length)
-            assert result.exit_layers[lane].tolist() == expected.exit_layers + [0] * (STEPS - length)
-            np.testing.assert_allclose(result.confidences[lane, :length], confidences, rtol=0, atol=1e-4)
+            assert result.tokens[branch].tolist() == expected.tokens + [0] * (STEPS - length)
+            assert result.exit_layers[branch].tolist() == expected.exit_layers + [0] * (STEPS - length)
+            np.testing.assert_allclose(result.confidences[branch, :length], confidences, rtol=0, atol=1e-4)
     seen = {layer for result in _outputs(decoder, rule, kind) for layer in result.exit_layers.ravel().tolist()} - {0}
     assert seen == set(rule.exit_layers(_DEPTH))
 
@@ -168,7 +168,7 @@ def test_a_wrong_layers_head_would_be_seen(kind: str) -> None:
     ids=str,
 )
 def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: str, rule: ExitRule, kind: str) -> None:
-    """But for the lanes with a decision nearer a tie than two roundings are apart; those are counted."""
+    """But for the branches with a decision nearer a tie than two roundings are apart; those are counted."""
     compared = sum(
         count_as_numpys(
             result, [_by_numpy(rule, kind, tuple(prompt), threshold, "bfloat16") for threshold in (None, *_THRESHOLDS)]

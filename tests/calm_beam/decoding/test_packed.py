@@ -15,7 +15,7 @@ from calm_beam.decoding.branches import Branch, PromptResult, Request, sweep_bra
 from calm_beam.decoding.compilation import CompileTime
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.engine import Work
-from calm_beam.decoding.kv_cache import LaneTree
+from calm_beam.decoding.kv_cache import BranchTree
 from calm_beam.decoding.xla import engine, tiles
 from calm_beam.decoding.xla import steps as device_steps
 from calm_beam.exits.rule import ExitRule
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 _CONFIG = build_config(exit_classifier=2)
 # Everything that the first is not.
 _OTHER = build_config(exit_classifier=1, tied_head=True, gated_mlp=False, num_decoder_layers=3, vocab_size=128)
-_LANES = 8
+_BRANCHES = 8
 _SERVABLE = tuple(
     build_rule(confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
     for confidence in ("softmax", "softmax_max", "state", "classifier", "entropy", "patience", "static")
@@ -62,12 +62,12 @@ def _name(rule: ExitRule) -> str:
 _PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13)
 
 
-def _grid(seed: int, *, lanes: int = _LANES) -> tuple[float, ...]:
+def _grid(seed: int, *, branches: int = _BRANCHES) -> tuple[float, ...]:
     """Returns random thresholds, with 1 and 0, some close together, some equal."""
     generator = np.random.default_rng(seed)
-    inner = generator.random(lanes - 3).round(2)
+    inner = generator.random(branches - 3).round(2)
     inner[1] = inner[0]
-    return (1.0, *sorted([*inner.tolist(), float(inner[-1]) / 2], reverse=True)[: lanes - 3], 0.0)
+    return (1.0, *sorted([*inner.tolist(), float(inner[-1]) / 2], reverse=True)[: branches - 3], 0.0)
 
 
 def _shared(
@@ -117,7 +117,7 @@ def _check_against_served(rule: ExitRule, config: T5Config, seeds: Sequence[int]
             served = [dataclasses.replace(one, confidences=made) for one, made in zip(served, confidences, strict=True)]
         assert_all_same(results, served)
         seen += results
-    # Otherwise there would be nothing to compare. Static exits differ between lanes only, and so do others where two
+    # Otherwise there would be nothing to compare. Static exits differ between branches only, and so do others where two
     # layers may exit, as in the other model with every second layer.
     least = 2 if rule.confidence == "static" or config == _OTHER else 4
     assert len({tuple(row) for result in seen for row in result.exit_layers.tolist()}) >= least
@@ -273,9 +273,9 @@ def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def small(*, capacity: int, **options: Any) -> Any:
         sizes.append(capacity)
-        return LaneTree(capacity=70, **options)
+        return BranchTree(capacity=70, **options)
 
-    monkeypatch.setattr(batch, "LaneTree", small)
+    monkeypatch.setattr(batch, "BranchTree", small)
     assert_all_same(_shared(ExitRule())[0], _default()[0])
     assert sizes[0] > 70
 
@@ -291,7 +291,7 @@ def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             yield leaving
 
     monkeypatch.setattr(batch.Batch, "make_room", counted)
-    # Short prompts with many lanes: there is room for more sources at a time than for what their lanes may need.
+    # Short prompts with many branches: there is room for more sources at a time than for what their branches may need.
     prompts, thresholds = build_prompts(*[4, 3, 1, 5, 6, 2, 7] * 3), tuple(np.linspace(1, 0, 40).tolist())
     expected, least = _shared(ExitRule(), prompts, seed=2, thresholds=thresholds, slots=14)
     assert not left
@@ -348,7 +348,7 @@ def test_the_full_model_alone_does_no_more_than_one_pass() -> None:
 
 
 def test_equal_thresholds_cost_as_much_as_one() -> None:
-    """Five lanes of one threshold are one lane's work, whatever it is."""
+    """Five branches of one threshold are one branch's work, whatever it is."""
     one, work = _shared(ExitRule(), thresholds=(0.4,))
     five, same_work = _shared(ExitRule(), thresholds=(0.4,) * 5)
     assert same_work == work
@@ -359,28 +359,28 @@ def test_equal_thresholds_cost_as_much_as_one() -> None:
 def _expected_work(results: Sequence[PromptResult], depth: int) -> tuple[int, int, int]:
     """Counts rows of layers, of the head and of fills from the outputs alone, under `from_exit` and `state`.
 
-    Lanes share a row of layer i if they go through it in one state.
+    Branches share a row of layer i if they go through it in one state.
     """
     layer_rows = head_rows = fill_rows = 0
     for result in results:
         for step in range(STEPS):
-            lanes = np.flatnonzero(result.lengths > step).tolist()
+            branches = np.flatnonzero(result.lengths > step).tolist()
 
-            def key(lane: int, layer: int, step: int = step, result: PromptResult = result) -> tuple[int, ...]:
-                exits = np.minimum(result.exit_layers[lane, :step], layer - 1)
-                return (*result.tokens[lane, :step].tolist(), *exits.tolist())
+            def key(branch: int, layer: int, step: int = step, result: PromptResult = result) -> tuple[int, ...]:
+                exits = np.minimum(result.exit_layers[branch, :step], layer - 1)
+                return (*result.tokens[branch, :step].tolist(), *exits.tolist())
 
             rows: dict[tuple[int, int], int] = {}
             for layer in range(1, depth + 1):
                 first: dict[tuple[int, ...], int] = {}
-                for lane in (lane for lane in lanes if result.exit_layers[lane, step] >= layer):
-                    rows[layer, lane] = first.setdefault(key(lane, layer), lane)
+                for branch in (branch for branch in branches if result.exit_layers[branch, step] >= layer):
+                    rows[layer, branch] = first.setdefault(key(branch, layer), branch)
                 layer_rows += len({row for (at, _), row in rows.items() if at == layer})
-            exits = {lane: int(result.exit_layers[lane, step]) for lane in lanes}
-            states = {lane: (layer, rows[layer, lane]) for lane, layer in exits.items()}
+            exits = {branch: int(result.exit_layers[branch, step]) for branch in branches}
+            states = {branch: (layer, rows[layer, branch]) for branch, layer in exits.items()}
             head_rows += len(set(states.values()))
-            on = [lane for lane in lanes if result.lengths[lane] > step + 1]
-            fill_rows += sum(depth - layer for layer, _ in {states[lane] for lane in on})
+            on = [branch for branch in branches if result.lengths[branch] > step + 1]
+            fill_rows += sum(depth - layer for layer, _ in {states[branch] for branch in on})
     return layer_rows, head_rows, fill_rows
 
 
@@ -392,7 +392,7 @@ def test_work_is_what_the_outputs_need(seed: int) -> None:
     assert (work.layer_rows, work.projection_rows, work.fill_rows) == counted
     assert work.prompts == len(_PROMPTS)
     assert work.tokens == sum(int(result.lengths[0]) for result in results)
-    # Each lane by itself would run the sum of its exit layers.
+    # Each branch by itself would run the sum of its exit layers.
     alone = sum(int(result.exit_layers.sum()) for result in results)
     assert work.layer_rows < 0.8 * alone
 

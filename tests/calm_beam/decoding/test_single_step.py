@@ -1,4 +1,4 @@
-"""Steps of one lane a prompt, in parts and as a whole: what is run ahead of decisions is work, and changes nothing."""
+"""Steps of one branch per prompt, in parts and as a whole: layers ahead of decisions are work, and change nothing."""
 
 import dataclasses
 import functools

@@ -84,7 +84,7 @@ def test_an_unknown_id_is_not_finite() -> None:
     prompt=st.lists(st.integers(2, 63), min_size=1, max_size=32),
 )
 def test_first_exits_fall_with_the_threshold(seed: int, thresholds: list[float], prompt: list[int]) -> None:
-    """At the first step, where all lanes are in the same state, a lower threshold never exits later."""
+    """At the first step, where all branches are in the same state, a lower threshold never exits later."""
     descending = sorted(thresholds, reverse=True)
     (result,) = _sweep(build_checkpoint(_CONFIG, seed=seed), _RULE, [prompt], thresholds=descending)
     first = result.exit_layers[:, 0]

@@ -90,11 +90,11 @@ def _case(kind: str, *, scale_of_queries: float = 1.0) -> _Case:
     steps = generator.integers(0, _STEPS, _ROWS)
     paths = generator.integers(0, _ROWS - 1, (_ROWS, _STEPS))
     nodes = _ROWS + generator.permutation(_NODES - _ROWS)[:_ROWS]
-    lanes, below = (generator.permutation(_ROWS) for _ in range(2))
-    paths[lanes, steps] = nodes
+    branches, below = (generator.permutation(_ROWS) for _ in range(2))
+    paths[branches, steps] = nodes
     # What comes later in a path, before what is seen of it, or behind a source, may be anything.
-    paths[lanes[:, None], np.arange(_STEPS)] = np.where(
-        np.arange(_STEPS) <= steps[:, None], paths[lanes], np.int64(_ROWS - 1)
+    paths[branches[:, None], np.arange(_STEPS)] = np.where(
+        np.arange(_STEPS) <= steps[:, None], paths[branches], np.int64(_ROWS - 1)
     )
     source = tuple(normal(places, config.num_kv_heads, _SOURCE, config.head_dim) for _ in range(2))
     lengths = generator.integers(1, _SOURCE + 1, places)
@@ -115,7 +115,7 @@ def _case(kind: str, *, scale_of_queries: float = 1.0) -> _Case:
         of_layer(terms, _LAYER),
         {
             "below": below,
-            "lanes": lanes,
+            "branches": branches,
             "nodes": nodes,
             "steps": steps,
             "prompts": prompts,
@@ -129,7 +129,7 @@ def _case(kind: str, *, scale_of_queries: float = 1.0) -> _Case:
 
 def _turns(case: _Case) -> np.ndarray | None:
     """Returns those of every entry's position: each is a prompt of its own to native code."""
-    return case.decoder.turns(case.by_row["positions"][np.argsort(case.by_row["lanes"])])
+    return case.decoder.turns(case.by_row["positions"][np.argsort(case.by_row["branches"])])
 
 
 def _stack(case: _Case, states: np.ndarray, stores: Sequence[Any], *, layers: Sequence[int]) -> library.Stack:
@@ -137,7 +137,7 @@ def _stack(case: _Case, states: np.ndarray, stores: Sequence[Any], *, layers: Se
     source_keys, source_values = case.source
     source = library.Sources(source_keys.ctypes.data, source_values.ctypes.data, case.mask.ctypes.data, _SOURCE)
     # By prompt, which is by entry here.
-    entries = np.argsort(case.by_row["lanes"])
+    entries = np.argsort(case.by_row["branches"])
     by_prompt = {name: case.by_row[name][entries].astype(np.int32) for name in ("steps", "positions", "places")}
     by_prompt["source_of"] = np.zeros(_ROWS, np.int32)
     stack = library.Stack(
@@ -148,7 +148,7 @@ def _stack(case: _Case, states: np.ndarray, stores: Sequence[Any], *, layers: Se
                 outputs=states[index + 1],
                 store=store,
                 paths=case.paths,
-                prompt_lanes=1,
+                prompt_branches=1,
                 **by_prompt,
             )
             for index, store in enumerate(stores)
@@ -165,8 +165,8 @@ def _by_native_code(case: _Case, rows: Any = slice(None)) -> list[np.ndarray]:
     states, (keys, values) = case.states.copy(), [store.copy() for store in case.stores]
     by_row = {name: of_all[rows] for name, of_all in case.by_row.items()}
     stack = _stack(case, states[_LAYER - 1 :], [(keys, values)], layers=[_LAYER])
-    stack.run(range(1), **{name: by_row[name] for name in ("below", "lanes", "nodes")})
-    return [states[_LAYER, by_row["lanes"]], keys[by_row["nodes"]], values[by_row["nodes"]]]
+    stack.run(range(1), **{name: by_row[name] for name in ("below", "branches", "nodes")})
+    return [states[_LAYER, by_row["branches"]], keys[by_row["nodes"]], values[by_row["nodes"]]]
 
 
 def _by_xla(case: _Case) -> list[np.ndarray]:
@@ -187,15 +187,15 @@ def _by_xla(case: _Case) -> list[np.ndarray]:
         layer=np.int32(_LAYER),
         rows=LayerRows(
             below=by_row["below"],
-            lanes=by_row["lanes"],
+            branches=by_row["branches"],
             nodes=by_row["nodes"],
-            paths=case.paths[by_row["lanes"]],
+            paths=case.paths[by_row["branches"]],
             steps=by_row["steps"],
             prompt_lengths=case.lengths[by_row["prompts"]].astype(np.int32),
             **grouped(by_row["places"], _ROWS),
         ).joined(),
     )
-    return [np.asarray(states)[_LAYER, by_row["lanes"]], *(np.asarray(each)[by_row["nodes"]] for each in cache)]
+    return [np.asarray(states)[_LAYER, by_row["branches"]], *(np.asarray(each)[by_row["nodes"]] for each in cache)]
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -218,9 +218,9 @@ def test_layers_one_after_the_other_are_those_layers_in_one_call(kind: str, rows
         states = case.states.copy()
         stores = [[store.copy() for store in case.stores] for _ in layers]
         stack = _stack(case, states, stores, layers=[layer + 1 for layer in layers])
-        below, lanes, nodes = (case.by_row[name][:rows] for name in ("below", "lanes", "nodes"))
+        below, branches, nodes = (case.by_row[name][:rows] for name in ("below", "branches", "nodes"))
         for each in calls_of:
-            stack.run(each, below=below if not each.start else lanes, lanes=lanes, nodes=nodes)
+            stack.run(each, below=below if not each.start else branches, branches=branches, nodes=nodes)
         found.append([states, *itertools.chain.from_iterable(stores)])
     for together, apart, before in zip(*found, [case.states, *case.stores * len(layers)], strict=True):
         np.testing.assert_array_equal(together, apart)
@@ -284,31 +284,31 @@ def _row_by_row(
 ) -> tuple[_Made, int]:
     """Returns what a step makes of rows, each taken through one layer after the other alone, and how often it asks."""
     made, asked, depth = _Made.none(), 0, len(step.heads)
-    for lane, node in zip(*(case.by_row[name][:rows] for name in ("lanes", "nodes")), strict=True):
-        lanes, nodes = np.array([lane]), np.array([node])
-        known, threshold = 0 if step.known_exits is None else step.known_exits[lane], step.thresholds[lane]
+    for branch, node in zip(*(case.by_row[name][:rows] for name in ("branches", "nodes")), strict=True):
+        branches, nodes = np.array([branch]), np.array([node])
+        known, threshold = 0 if step.known_exits is None else step.known_exits[branch], step.thresholds[branch]
         for layer, head in enumerate(step.heads, start=1):
-            stack.run(range(layer - 1, layer), below=lanes, lanes=lanes, nodes=nodes)
+            stack.run(range(layer - 1, layer), below=branches, branches=branches, nodes=nodes)
             if head is None:
                 continue
-            ask = functools.partial(library.summarise, head, states=states[layer], entries=lanes)
+            ask = functools.partial(library.summarise, head, states=states[layer], entries=branches)
             token, largest, confidence = 0, np.float32(np.nan), np.float32(-np.inf)
             if not is_of_logits:
                 found = library.measure_states(
-                    step.measure, range(layer, layer + 1), states=states, below=lanes, lanes=lanes
+                    step.measure, range(layer, layer + 1), states=states, below=branches, branches=branches
                 )
                 confidence = found[0, 0]
             elif not known and (layer == depth or np.isfinite(threshold)):
                 tokens, facts = ask(measure=step.measure)
                 token, largest, confidence, asked = tokens[0], facts[0, 0], facts[4, 0], asked + 1
             if not (known == layer if known else layer == depth or confidence >= threshold):
-                made.max_rejected_confidence[lane] = np.fmax(made.max_rejected_confidence[lane], confidence)
+                made.max_rejected_confidence[branch] = np.fmax(made.max_rejected_confidence[branch], confidence)
                 continue
             if not is_of_logits and not known:
                 tokens, facts = ask()
                 token, largest, asked = tokens[0], facts[0, 0], asked + 1
-            made.tokens[lane], made.exit_layers[lane], made.confidences[lane] = token, layer, confidence
-            made.is_finite[lane] = np.isfinite([largest, confidence]).all()
+            made.tokens[branch], made.exit_layers[branch], made.confidences[branch] = token, layer, confidence
+            made.is_finite[branch] = np.isfinite([largest, confidence]).all()
             break
     return made, asked
 
@@ -324,7 +324,7 @@ def test_a_whole_step_is_its_layers_and_heads(
     monkeypatch.setattr(library, "threads", lambda: 3)
     case = _case(kind)
     step = _step_of(case, measure, has_known=has_known)
-    case.states[0, case.by_row["lanes"][2]] = np.nan
+    case.states[0, case.by_row["branches"][2]] = np.nan
     found = []
     for is_whole in (True, False):
         states = case.states.copy()
@@ -332,14 +332,14 @@ def test_a_whole_step_is_its_layers_and_heads(
         stack = _stack(case, states, stores, layers=range(1, len(step.heads) + 1))
         if is_whole:
             made = _Made.none()
-            lanes, nodes = (case.by_row[name][:rows] for name in ("lanes", "nodes"))
-            asked = stack.run_step(**step._asdict(), lanes=lanes, nodes=nodes, new=made._asdict())
+            branches, nodes = (case.by_row[name][:rows] for name in ("branches", "nodes"))
+            asked = stack.run_step(**step._asdict(), branches=branches, nodes=nodes, new=made._asdict())
         else:
             made, asked = _row_by_row(case, step, stack, states, rows, is_of_logits=measure in _OF_LOGITS)
         found.append([np.array(asked), *made, states, *itertools.chain.from_iterable(stores)])
     for together, apart in zip(*found, strict=True):
         np.testing.assert_array_equal(together, apart)
-    exits = found[0][2][case.by_row["lanes"][:rows]]
+    exits = found[0][2][case.by_row["branches"][:rows]]
     assert exits.all()
     if rows == _ROWS:
         assert set(exits.tolist()) >= {1, len(step.heads)}
@@ -387,7 +387,7 @@ def test_what_is_no_number_is_not_hidden(kind: str, broken: float) -> None:
     np.testing.assert_array_equal(found[0][is_finite], expected[0][is_finite])
     # In a key or value that a row sees, too.
     seen = case.stores[1].copy()
-    node = case.paths[case.by_row["lanes"][7], max(0, case.by_row["steps"][7] - 1)]
+    node = case.paths[case.by_row["branches"][7], max(0, case.by_row["steps"][7] - 1)]
     assert node < _ROWS, "of another token than the row's own"
     seen[node] = broken
     found = _by_native_code(case.changed(stores=(case.stores[0], seen)))
@@ -411,7 +411,7 @@ def test_skipped_layers_keep_what_they_would_make(kind: str) -> None:
         states=case.states,
         which=(_LAYER - 1) * _ROWS + by_row["below"],
         nodes=nodes,
-        lanes=by_row["lanes"],
+        branches=by_row["branches"],
     )
     for found, before, made, untouched in zip(stores, case.stores, expected, other, strict=True):
         np.testing.assert_array_equal(found[by_row["nodes"][is_skipped]], made[is_skipped])

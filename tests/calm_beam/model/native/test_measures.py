@@ -18,9 +18,9 @@ def test_confidences_of_states(width: int, scores: int) -> None:
     states[2, 5] = np.nan
     states[2, 6] = 0
     kernel, bias = generator.standard_normal((width, scores)), generator.standard_normal(scores)
-    below, lanes = generator.permutation(30), generator.permutation(30)
-    inputs = np.stack([states[0, below], states[1, lanes], states[2, lanes]])
-    outputs = states[1:, lanes]
+    below, branches = generator.permutation(30), generator.permutation(30)
+    inputs = np.stack([states[0, below], states[1, branches], states[2, branches]])
+    outputs = states[1:, branches]
     logits = outputs.astype(np.float64) @ kernel + bias
     with np.errstate(all="ignore"):
         expected = {
@@ -32,9 +32,9 @@ def test_confidences_of_states(width: int, scores: int) -> None:
     for name, of_all in expected.items():
         measure = library.measure_of(name, vocab_size=9, classifier=(kernel, bias), by_layer=[0.25, 0.5, 1])
         assert measure is not None
-        found = library.measure_states(measure, range(1, 4), states=states, below=below, lanes=lanes)
+        found = library.measure_states(measure, range(1, 4), states=states, below=below, branches=branches)
         np.testing.assert_allclose(found, of_all, rtol=2e-6, atol=2e-6)
-        some = library.measure_states(measure, range(2, 4), states=states, below=lanes[:7], lanes=lanes[:7])
+        some = library.measure_states(measure, range(2, 4), states=states, below=branches[:7], branches=branches[:7])
         np.testing.assert_array_equal(some, found[1:, :7])
 
 

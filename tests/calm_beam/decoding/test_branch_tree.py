@@ -1,4 +1,4 @@
-"""Groups, nodes and paths of lanes, against what follows from each lane's whole history."""
+"""Groups, nodes and paths of branches, against what follows from each branch's whole history."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.decoding.kv_cache import LaneTree
+from calm_beam.decoding.kv_cache import BranchTree
 from calm_beam.exits.propagations import PROPAGATIONS, Propagation
 
 _FROM_EXIT = PROPAGATIONS["from_exit"]
@@ -17,8 +17,8 @@ Content = tuple[object, ...]
 
 
 @dataclasses.dataclass
-class _Lane:
-    """What one lane has generated, and who made the nodes that each layer has of it."""
+class _Branch:
+    """What one branch has generated, and who made the nodes that each layer has of it."""
 
     prompt: int
     tokens: list[int]
@@ -49,46 +49,46 @@ def _propagation(*, separates_exit: bool) -> Propagation:
 
 
 class _Simulation:
-    """A tree driven with random tokens and exits, as the sweep drives it, beside the histories of all lanes."""
+    """A tree driven with random tokens and exits, as the sweep drives it, beside the histories of all branches."""
 
     def __init__(
         self,
         seed: int,
         *,
         slots: int,
-        lanes: int,
+        num_branches: int,
         layers: int,
         steps: int,
         separates_exit: bool,
         runs_every_layer: bool = False,
     ) -> None:
         self.generator = np.random.default_rng(seed)
-        self.slots, self.lanes, self.layers, self.steps = slots, lanes, layers, steps
+        self.slots, self.num_branches, self.layers, self.steps = slots, num_branches, layers, steps
         self.separates_exit, self.runs_every_layer = separates_exit, runs_every_layer
-        self.tree = LaneTree(
+        self.tree = BranchTree(
             slots=slots,
-            lanes=lanes,
+            num_branches=num_branches,
             steps=steps,
             layers=layers,
             propagation=_propagation(separates_exit=separates_exit),
-            capacity=lanes,
+            capacity=num_branches,
         )
         self.prompts = 0
-        self.histories: dict[int, _Lane] = {}
-        self.live = np.zeros((slots, lanes), bool)
+        self.histories: dict[int, _Branch] = {}
+        self.live = np.zeros((slots, num_branches), bool)
         # Prompt and content of every node in use, by layer.
         self.contents: list[dict[int, Content]] = [{} for _ in range(layers + 1)]
-        self.rows_run = self.lanes_run = 0
+        self.rows_run = self.branches_run = 0
 
     def admit(self, slot: int) -> None:
         self.tree.admit(np.array([slot]))
-        for lane in range(slot * self.lanes, (slot + 1) * self.lanes):
-            self.histories[lane] = _Lane(self.prompts, [], [], {layer: [] for layer in range(1, self.layers + 1)})
+        for branch in range(slot * self.num_branches, (slot + 1) * self.num_branches):
+            self.histories[branch] = _Branch(self.prompts, [], [], {layer: [] for layer in range(1, self.layers + 1)})
         self.live[slot] = True
         self.prompts += 1
 
     def end(self, slot: int) -> None:
-        (prompt,) = {self.histories[slot * self.lanes + lane].prompt for lane in range(self.lanes)}
+        (prompt,) = {self.histories[slot * self.num_branches + branch].prompt for branch in range(self.num_branches)}
         self.live[slot] = False
         self.tree.release([slot])
         for layer in range(1, self.layers + 1):
@@ -96,19 +96,21 @@ class _Simulation:
             self.contents[layer] = {node: content for node, content in kept if content[0] != prompt}
 
     def step(self) -> None:
-        """Runs one token of every live lane, and checks everything that the tree says on the way."""
+        """Runs one token of every live branch, and checks everything that the tree says on the way."""
         members = np.flatnonzero(self.live)
         while self.tree.room() < len(members):
             self.tree.grow(self.tree.capacity)
         room = self.tree.room()
-        # Few values and long runs of them: lanes stay together for a while, as they do in truth.
-        exits = np.sort(self.generator.integers(1, self.layers + 1, (self.slots, self.lanes)))[:, ::-1]
-        exits[self.generator.random((self.slots, self.lanes)) < 0.05] = self.generator.integers(1, self.layers + 1)
-        tokens = np.where(self.generator.random((self.slots, self.lanes)) < 0.03, 3, 2)
+        # Few values and long runs of them: branches stay together for a while, as they do in truth.
+        exits = np.sort(self.generator.integers(1, self.layers + 1, (self.slots, self.num_branches)))[:, ::-1]
+        exits[self.generator.random((self.slots, self.num_branches)) < 0.05] = self.generator.integers(
+            1, self.layers + 1
+        )
+        tokens = np.where(self.generator.random((self.slots, self.num_branches)) < 0.03, 3, 2)
         exits, tokens = np.where(self.live, exits, 0), np.where(self.live, tokens, 0)
-        for lane in members.tolist():
-            self.histories[lane].exits.append(int(exits.flat[lane]))
-            self.histories[lane].tokens.append(int(tokens.flat[lane]))
+        for branch in members.tolist():
+            self.histories[branch].exits.append(int(exits.flat[branch]))
+            self.histories[branch].tokens.append(int(tokens.flat[branch]))
         groups = np.full((self.layers + 1, self.live.size), -1)
         for layer in range(1, self.layers + 1):
             self.run_layer(layer, exits, groups)
@@ -129,40 +131,42 @@ class _Simulation:
         rows, row_of = groups_here.rows, groups_here.of_member
         members = np.flatnonzero(alive)
         assert groups_here.members.tolist() == members.tolist()
-        assert set(row_of.tolist()) == set(range(len(rows.lanes)))
-        before = {lane: self.before(lane) for lane in members.tolist()}
-        keys = {lane: before[lane].key(layer, separates_exit=self.separates_exit) for lane in members.tolist()}
-        for lane, row in zip(members.tolist(), row_of.tolist(), strict=True):
-            first = int(rows.lanes[row])
-            assert first <= lane
-            assert rows.slots[row] == lane // self.lanes
-            assert rows.steps[row] == len(before[lane].tokens)
-            # Soundness: a row's lanes are in one state, and what the first of them attends to is what they all do.
-            assert keys[first] == keys[lane]
-            seen = self.tree.paths(layer, np.array([first]), length=self.steps)[0, : len(before[lane].tokens)].tolist()
+        assert set(row_of.tolist()) == set(range(len(rows.branches)))
+        before = {branch: self.before(branch) for branch in members.tolist()}
+        keys = {branch: before[branch].key(layer, separates_exit=self.separates_exit) for branch in members.tolist()}
+        for branch, row in zip(members.tolist(), row_of.tolist(), strict=True):
+            first = int(rows.branches[row])
+            assert first <= branch
+            assert rows.slots[row] == branch // self.num_branches
+            assert rows.steps[row] == len(before[branch].tokens)
+            # Soundness: a row's branches are in one state, and what the first of them attends to is what they all do.
+            assert keys[first] == keys[branch]
+            seen = self.tree.paths(layer, np.array([first]), length=self.steps)[
+                0, : len(before[branch].tokens)
+            ].tolist()
             assert [self.contents[layer][node] for node in seen] == [
-                self.histories[lane].content(layer, step, separates_exit=self.separates_exit)
-                for step in range(len(before[lane].tokens))
+                self.histories[branch].content(layer, step, separates_exit=self.separates_exit)
+                for step in range(len(before[branch].tokens))
             ]
         # Sharing: what is in one state is not computed twice.
-        assert len(rows.lanes) == len(set(keys.values()))
-        assert (np.diff(rows.lanes) > 0).all()
-        self.make(layer, rows.nodes, rows.lanes, [self.layers] * len(rows.lanes))
-        for lane, row in zip(members.tolist(), row_of.tolist(), strict=True):
-            self.histories[lane].nodes[layer].append(int(rows.nodes[row]))
-        groups[layer, members] = rows.lanes[row_of]
-        self.rows_run += len(rows.lanes)
-        self.lanes_run += len(members)
+        assert len(rows.branches) == len(set(keys.values()))
+        assert (np.diff(rows.branches) > 0).all()
+        self.make(layer, rows.nodes, rows.branches, [self.layers] * len(rows.branches))
+        for branch, row in zip(members.tolist(), row_of.tolist(), strict=True):
+            self.histories[branch].nodes[layer].append(int(rows.nodes[row]))
+        groups[layer, members] = rows.branches[row_of]
+        self.rows_run += len(rows.branches)
+        self.branches_run += len(members)
 
     def keep(self, exits: np.ndarray, goes_on: np.ndarray, groups: np.ndarray) -> None:
         members = np.flatnonzero(goes_on & (exits < self.layers))
-        sources = [(int(groups[exits.flat[lane], lane]), int(exits.flat[lane])) for lane in members]
+        sources = [(int(groups[exits.flat[branch], branch]), int(exits.flat[branch])) for branch in members]
         if members.size:
-            lanes, layers = (np.array(values) for values in zip(*sources, strict=True))
-            newest = self.tree.newest(layers, lanes)
-            assert newest.tolist() == [self.histories[lane].nodes[layer][-1] for lane, layer in sources]
+            branches, layers = (np.array(values) for values in zip(*sources, strict=True))
+            newest = self.tree.newest(layers, branches)
+            assert newest.tolist() == [self.histories[branch].nodes[layer][-1] for branch, layer in sources]
         for layer in range(2, self.layers + 1):
-            skips = [place for place, lane in enumerate(members) if exits.flat[lane] < layer]
+            skips = [place for place, branch in enumerate(members) if exits.flat[branch] < layer]
             if self.runs_every_layer:
                 self.give_back(layer, members[skips], np.setdiff1d(np.flatnonzero(goes_on), members[skips]))
             states = sorted({sources[place] for place in skips})
@@ -174,38 +178,38 @@ class _Simulation:
                 self.histories[int(members[place])].nodes[layer].append(int(nodes[state]))
 
     def give_back(self, layer: int, members: np.ndarray, others: np.ndarray) -> None:
-        """Takes back what a layer has made of this token for lanes that skip it, unless another lane attends to it."""
+        """Frees this token's nodes at a layer for branches that skip it, unless another branch attends to them."""
         self.tree.give_back_newest(layer, members, others=others)
-        kept = {self.histories[lane].nodes[layer][-1] for lane in others.tolist()}
-        made = {self.histories[lane].nodes[layer].pop() for lane in members.tolist()}
+        kept = {self.histories[branch].nodes[layer][-1] for branch in others.tolist()}
+        made = {self.histories[branch].nodes[layer].pop() for branch in members.tolist()}
         for node in made - kept:
             del self.contents[layer][node]
 
-    def make(self, layer: int, nodes: np.ndarray, lanes: np.ndarray, exits: list[int]) -> None:
-        """Notes what new nodes hold, which must have been free: what the lanes had if they went up to `exits`."""
+    def make(self, layer: int, nodes: np.ndarray, branches: np.ndarray, exits: list[int]) -> None:
+        """Notes what new nodes hold, which must have been free: what the branches had if they went up to `exits`."""
         assert len(set(nodes.tolist())) == len(nodes)
-        for node, lane, exit_layer in zip(nodes.tolist(), lanes.tolist(), exits, strict=True):
+        for node, branch, exit_layer in zip(nodes.tolist(), branches.tolist(), exits, strict=True):
             assert 0 <= node < self.tree.capacity
             assert node not in self.contents[layer]
-            before = self.before(lane)
+            before = self.before(branch)
             made = dataclasses.replace(before, exits=[*before.exits, exit_layer])
             content = made.content(layer, len(before.tokens), separates_exit=self.separates_exit)
             self.contents[layer][node] = content
 
     def check_paths(self, goes_on: np.ndarray) -> None:
-        """Every lane that goes on attends to the nodes that it was given, which still hold what is its own."""
-        for lane in np.flatnonzero(goes_on).tolist():
-            history = self.histories[lane]
+        """Every branch that goes on attends to the nodes that it was given, which still hold what is its own."""
+        for branch in np.flatnonzero(goes_on).tolist():
+            history = self.histories[branch]
             for layer in range(1, self.layers + 1):
-                path = self.tree.paths(layer, np.array([lane]), length=len(history.tokens))[0].tolist()
+                path = self.tree.paths(layer, np.array([branch]), length=len(history.tokens))[0].tolist()
                 assert path == history.nodes[layer]
                 assert [self.contents[layer][node] for node in path] == [
                     history.content(layer, step, separates_exit=self.separates_exit) for step in range(len(path))
                 ]
 
-    def before(self, lane: int) -> _Lane:
-        """Returns a lane's history without the token that is being made."""
-        history = self.histories[lane]
+    def before(self, branch: int) -> _Branch:
+        """Returns a branch's history without the token that is being made."""
+        history = self.histories[branch]
         return dataclasses.replace(history, tokens=history.tokens[:-1], exits=history.exits[:-1])
 
 
@@ -213,20 +217,20 @@ class _Simulation:
 @hypothesis.given(
     seed=st.integers(0, 2**32),
     slots=st.integers(1, 3),
-    lanes=st.integers(1, 7),
+    num_branches=st.integers(1, 7),
     layers=st.integers(1, 5),
     steps=st.integers(1, 7),
     separates_exit=st.booleans(),
     runs_every_layer=st.booleans(),
 )
 def test_groups_and_paths_are_those_of_the_histories(
-    seed: int, slots: int, lanes: int, layers: int, steps: int, separates_exit: bool, runs_every_layer: bool
+    seed: int, slots: int, num_branches: int, layers: int, steps: int, separates_exit: bool, runs_every_layer: bool
 ) -> None:
-    """Rows never mix states and never part lanes in one; paths name what a lane has kept; nodes never alias."""
+    """Rows never mix states and never part branches in one; paths name what a branch has kept; nodes never alias."""
     simulation = _Simulation(
         seed,
         slots=slots,
-        lanes=lanes,
+        num_branches=num_branches,
         layers=layers,
         steps=steps,
         separates_exit=separates_exit,
@@ -247,33 +251,33 @@ def test_groups_and_paths_are_those_of_the_histories(
 
 @pytest.mark.parametrize("separates_exit", [False, True])
 def test_work_is_shared(separates_exit: bool) -> None:
-    """Over many steps, far fewer rows are run than there are lanes: the properties above are not empty."""
-    simulation = _Simulation(0, slots=2, lanes=12, layers=4, steps=12, separates_exit=separates_exit)
+    """Over many steps, far fewer rows are run than there are branches: the properties above are not empty."""
+    simulation = _Simulation(0, slots=2, num_branches=12, layers=4, steps=12, separates_exit=separates_exit)
     for _ in range(24):
         for slot in np.flatnonzero(~simulation.live.any(axis=1) | (simulation.tree.step == 12)).tolist():
             if simulation.live[slot].any():
                 simulation.end(slot)
             simulation.admit(slot)
         simulation.step()
-    assert simulation.rows_run < 0.6 * simulation.lanes_run
+    assert simulation.rows_run < 0.6 * simulation.branches_run
     assert simulation.prompts >= 4
 
 
-def _step(tree: LaneTree, exits: list[int], tokens: list[int] | None = None) -> list[list[int]]:
-    """Runs a token of a single prompt, and returns the first lane of each row, by layer."""
+def _step(tree: BranchTree, exits: list[int], tokens: list[int] | None = None) -> list[list[int]]:
+    """Runs a token of a single prompt, and returns the first branch of each row, by layer."""
     at = np.array([exits])
-    rows = [tree.groups(layer, at >= layer).rows.lanes.tolist() for layer in (1, 2, 3)]
+    rows = [tree.groups(layer, at >= layer).rows.branches.tolist() for layer in (1, 2, 3)]
     tree.advance(np.array([tokens or [2] * len(exits)]), at, alive=at > 0)
     return rows
 
 
-def _tree(*, propagation: Propagation = _FROM_EXIT, lanes: int = 4) -> LaneTree:
-    tree = LaneTree(slots=1, lanes=lanes, steps=8, layers=3, propagation=propagation, capacity=64)
+def _tree(*, propagation: Propagation = _FROM_EXIT, num_branches: int = 4) -> BranchTree:
+    tree = BranchTree(slots=1, num_branches=num_branches, steps=8, layers=3, propagation=propagation, capacity=64)
     tree.admit(np.array([0]))
     return tree
 
 
-def test_lanes_that_part_at_an_upper_layer_share_the_lower_ones() -> None:
+def test_branches_that_part_at_an_upper_layer_share_the_lower_ones() -> None:
     """Exits at 3, 3, 2 and 1 leave all in one row at layer 1, and part layer 3 only where the key says so."""
     tree = _tree()
     assert _step(tree, [3, 3, 2, 1]) == [[0], [0], [0]]
@@ -288,7 +292,7 @@ def test_an_exit_right_below_shows_where_it_must() -> None:
     assert _step(tree, [3, 3, 3, 3]) == [[0], [0, 3], [0, 2, 3]]
 
 
-def test_where_nothing_is_skipped_exits_part_no_lanes() -> None:
+def test_where_nothing_is_skipped_exits_part_no_branches() -> None:
     """With the full cache, every layer keeps the same of a token wherever that has left."""
     tree = _tree(propagation=PROPAGATIONS["full_cache"])
     _step(tree, [3, 3, 2, 1])
@@ -296,7 +300,7 @@ def test_where_nothing_is_skipped_exits_part_no_lanes() -> None:
 
 
 def test_other_tokens_part_every_layer() -> None:
-    """Lanes with different tokens share nothing any more, also if later tokens are equal."""
+    """Branches with different tokens share nothing any more, also if later tokens are equal."""
     tree = _tree()
     _step(tree, [3, 3, 3, 3], [2, 2, 5, 5])
     for _ in range(2):
@@ -315,19 +319,19 @@ def test_a_new_prompt_starts_together() -> None:
 
 
 def test_a_free_slot_does_not_advance() -> None:
-    """Steps count for slots with live lanes only."""
-    tree = LaneTree(slots=2, lanes=2, steps=8, layers=1, propagation=_FROM_EXIT, capacity=8)
+    """Steps count for slots with live branches only."""
+    tree = BranchTree(slots=2, num_branches=2, steps=8, layers=1, propagation=_FROM_EXIT, capacity=8)
     tree.admit(np.array([1]))
     alive = np.array([[False, False], [True, True]])
     rows = tree.groups(1, alive).rows
-    assert (rows.lanes.tolist(), rows.slots.tolist(), rows.steps.tolist()) == ([2], [1], [0])
+    assert (rows.branches.tolist(), rows.slots.tolist(), rows.steps.tolist()) == ([2], [1], [0])
     tree.advance(np.full((2, 2), 2), np.ones((2, 2), int), alive=alive)
     assert tree.step.tolist() == [0, 1]
 
 
 def test_room_shrinks_by_the_rows_of_the_fullest_layer() -> None:
     """Free nodes are counted for the layer that has fewest; growing adds to every layer."""
-    tree = LaneTree(slots=1, lanes=3, steps=8, layers=2, propagation=_FROM_EXIT, capacity=5)
+    tree = BranchTree(slots=1, num_branches=3, steps=8, layers=2, propagation=_FROM_EXIT, capacity=5)
     tree.admit(np.array([0]))
     tree.groups(1, np.ones((1, 3), bool))
     assert tree.room() == 4

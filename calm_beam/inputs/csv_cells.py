@@ -37,7 +37,7 @@ def text_of_cell(cell: str) -> str:
 
 
 def csv_line(cells: Iterable[str]) -> str:
-    r"""Returns a line of a CSV file. Python's csv writer does not quote a carriage return, and readers end the line there.
+    r"""Returns a line of a CSV file. Python's csv writer leaves a carriage return unquoted; readers end the line there.
 
     >>> csv_line(["a", 'b"c', "d\re"])
     'a,"b""c","d\re"\n'

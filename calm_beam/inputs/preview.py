@@ -202,7 +202,7 @@ def _unpacked(packed: bytes) -> tuple[bytes, int]:
 
 
 def _lines(head: bytes) -> float:
-    """Returns the number of lines that begin in some bytes; the last may be incomplete and counts in part."""
+    """Returns the number of lines that begin in some bytes; the last may be incomplete."""
     return head.count(b"\n") + (0 if head.endswith(b"\n") or not head else 1)
 
 

@@ -29,7 +29,7 @@ class Declared:
 
     Attributes:
       activation: One of `ACTIVATIONS`; None takes it from the files, or else T5's.
-      relative_max_distance: Distance from which all positions share a bucket; None takes the files' value, or else T5's.
+      relative_max_distance: Distance from which all positions share a bucket; None takes it from the files, or T5's.
     """
 
     activation: str | None = None

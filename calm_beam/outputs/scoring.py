@@ -102,8 +102,8 @@ def score_by_policy(
       near_ties: `count`, or `worst_case`: then an output has the worst loss if it, or the full model's output that it
         is compared with, depends on a near tie, since another engine may give any other output.
 
+    Raises:
       DataError: If an objective is risk consistency and the example has no references, whatever `on_error` is.
-      DataError: If `on_error` is `fail`, an objective is risk consistency, and the example has no references.
       MetricError: If `on_error` is `fail`, and a metric fails or leaves [0, 1]; names the example.
       OutputsError: If near ties count as the worst, and the generation does not record them.
     """

@@ -56,7 +56,7 @@ class Declared:
         ):
             if said is not None and stored is not None and said != stored:
                 raise CheckpointError(
-                    f"{name} is {stored} by {source}, but {said} was passed: leave {name} out, or mend that file."
+                    f"{name} is {stored} by {source}, but {said} was passed: leave {name} out, or fix that file."
                 )
 
 

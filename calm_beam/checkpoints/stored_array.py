@@ -115,7 +115,7 @@ class StoredArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Returns the whole array for numpy, reading it now."""
         if copy is False:
-            raise ValueError("an array that is stored cannot be had without a copy.")
+            raise ValueError("a stored array cannot be read without a copy.")
         values = self[...]
         return values if dtype is None else values.astype(dtype, copy=False)
 

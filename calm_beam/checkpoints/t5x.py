@@ -63,7 +63,7 @@ class GinBindings:
             self._bindings = dict(_bindings(text))
         except (tokenize.TokenError, SyntaxError) as error:
             raise CheckpointError(
-                f"{path}: cannot be read as a gin file ({error.args[0]}). Mend it, or move it away and pass activation "
+                f"{path}: cannot be read as a gin file ({error.args[0]}). Fix it, or move it away and pass activation "
                 "and relative_max_distance yourself."
             ) from error
 

@@ -118,7 +118,7 @@ class Finished:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise OutputsError(f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error}).") from error
         if not is_sound or finished.job != job.digest():
-            raise OutputsError(f"{path}: does not fit to {job.FILE} beside it, or to itself.")
+            raise OutputsError(f"{path}: does not match {job.FILE} next to it, or itself.")
         if not is_stopped:
             job.check_files(folder, numbers)
         found = set(job.shard_files(folder))

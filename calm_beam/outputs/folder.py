@@ -389,6 +389,6 @@ def check_may_choose(folder: str, job: DecodeJob) -> None:
     """
     if job.part is not None and job.part.name == CONFIRMING:
         raise UsageError(
-            f"{folder}: its examples have confirmed what others chose. They have been looked at, and prove nothing "
-            "more: take fresh data."
+            f"{folder}: its examples are a holdout that has already confirmed a choice. Tested again, they prove "
+            "nothing: take fresh data."
         )

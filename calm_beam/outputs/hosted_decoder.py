@@ -208,7 +208,7 @@ class HostedDecoder:
         told = [output.cost is not None for output in outputs if isinstance(output, Output)]
         if any(told) and not all(told):
             raise self._broken(
-                f"told a cost for {sum(told)} of {len(told)} answers under setting {setting!r}: tell all, or none"
+                f"gave a cost for {sum(told)} of {len(told)} answers under setting {setting!r}: give all, or none"
             )
         return outputs
 

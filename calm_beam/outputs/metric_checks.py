@@ -358,7 +358,7 @@ class Contrast:
         against = "the references" if objective.consistency == "risk" else "themselves"
         return (
             f'metric "{objective.metric}" says nothing here: it gives the full model 0 on all {self.examples} '
-            f"examples, its outputs held against {against}, so that nothing could get worse. Example "
+            f"examples, its outputs compared with {against}, so that nothing could get worse. Example "
             f"{quoted(sample.id)}: output {quoted(sample.full)} was compared with {compared}. {_advice(objective)}"
         )
 

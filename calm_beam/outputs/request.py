@@ -52,8 +52,8 @@ class SweepRequest(WorkerSettings):
         are; None is allowed only if there is no template, and equals `none`.
       system: System text of every chat; None for none.
       recorded_chat: A manifest's record of how prompts become chats; it overrides those two.
-      shortens_prompts: Whether to lower the settings' most tokens of a prompt to what the model has room for, less the
-        output: set if the user gives no number.
+      shortens_prompts: Whether to lower the settings' maximum prompt length to the room that the model leaves next to
+        an output; set if the user gives no length.
       activation: The model's activation, if its files do not name it; None takes it from the files.
       relative_max_distance: The model's maximum relative distance, if its files do not name it; None takes it from the
         files.

@@ -198,7 +198,7 @@ class Sums:
         """Returns decoder layers per generated token, for the full model and then each threshold.
 
         Args:
-          num_layers: Decoder depth, reported where no token was generated.
+          num_layers: Decoder depth, returned if no token was generated.
         """
         pairs = zip(self.layer_sums, self.token_counts, strict=True)
         return tuple(layers / tokens if tokens else float(num_layers) for layers, tokens in pairs)

@@ -136,7 +136,7 @@ def upload(source: pathlib.Path, path: AnyPath, *, expected: str | None) -> None
             # pipeline step.
             stored = client.bucket(bucket).get_blob(name, **_attempts())
             if stored is None or stored.md5_hash != _md5(source):
-                raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
+                raise FileExistsError(f"{path}: was written by another process in the meantime.") from None
 
 
 def check_writable(path: AnyPath) -> None:
@@ -182,7 +182,7 @@ def remove_file(path: AnyPath, *, expected: str | None = None) -> None:
     bucket, name = bucket_and_name(path)
     if expected == "":
         if version(path):
-            raise FileExistsError(f"{path}: was written by somebody else in the meantime.")
+            raise FileExistsError(f"{path}: was written by another process in the meantime.")
         return
     generation = None if expected is None else int(expected)
     with _in_words(path) as client:
@@ -195,7 +195,7 @@ def remove_file(path: AnyPath, *, expected: str | None = None) -> None:
         except exceptions.PreconditionFailed:
             # The object may already be removed: by an attempt whose answer was lost.
             if client.bucket(bucket).get_blob(name, **_attempts()) is not None:
-                raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
+                raise FileExistsError(f"{path}: was written by another process in the meantime.") from None
 
 
 def remove_folder(path: AnyPath) -> None:

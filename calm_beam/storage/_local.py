@@ -41,7 +41,7 @@ def obstacle(path: AnyPath) -> str | None:
         if error.errno == errno.ELOOP:
             return "is a link that leads back to itself. Name the file that it should lead to."
         if os.path.islink(name):
-            return f"is a link to {os.readlink(name)}, which is not there. Mend the link, or name the file itself."
+            return f"is a link to {os.readlink(name)}, which is not there. Fix the link, or name the file itself."
         if error.errno == errno.ENAMETOOLONG:
             return "is longer than names of files may be."
         if isinstance(error, PermissionError):
@@ -152,7 +152,7 @@ def remove_file(path: AnyPath, *, expected: str | None) -> None:
         with _locked(target.parent):
             found = version(target)
             if found and found != expected:
-                raise FileExistsError(f"{target}: was written by somebody else in the meantime.")
+                raise FileExistsError(f"{target}: was written by another process in the meantime.")
             target.unlink(missing_ok=True)
 
 
@@ -191,7 +191,7 @@ def _publish(temporary: pathlib.Path, target: pathlib.Path, *, expected: str) ->
         except FileExistsError:
             # A repeated step finds its own file.
             if not target.is_file() or not filecmp.cmp(temporary, target, shallow=False):
-                raise FileExistsError(f"{target}: was written by somebody else in the meantime.") from None
+                raise FileExistsError(f"{target}: was written by another process in the meantime.") from None
 
 
 @contextlib.contextmanager

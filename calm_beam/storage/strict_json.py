@@ -168,7 +168,7 @@ def read_sealed(path: str, *, schema: str, kind: type[CalmBeamError], of: str, a
             raise kind(f"{path}: is not of the form {schema}, the only one that this calm-beam knows. {again}.")
         is_unchanged = content.get("digest") == content_digest(content)
     except FileNotFoundError as error:
-        raise kind(f"{path}: no such file, so nothing says what the {of} beside it are.") from error
+        raise kind(f"{path}: no such file, so nothing identifies the {of} next to it.") from error
     # JSON can write half a surrogate pair, which cannot be hashed as UTF-8.
     except (StrictJSONError, UnicodeEncodeError) as error:
         raise kind(f"{path}: {error}.") from error

@@ -33,7 +33,7 @@ def faults(made: Compiled, precision: Precision, *, smallest: Compiled | None = 
             f"{made.memory.alias_size_in_bytes:,} written in place"
         )
     if smallest and (differing := _differing(made, smallest)):
-        found.append(f"a row is computed in another way beside others: {differing[0][:200]}")
+        found.append(f"a row is computed differently in a batch: {differing[0][:200]}")
     return [*found, *(_rounded(made) if precision.dtype == "float32" else ())]
 
 

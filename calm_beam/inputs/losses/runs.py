@@ -332,7 +332,7 @@ def settled_direction(metric: str, *, said: Mapping[str, bool], asked: str | Non
         if asked is not None and asked != found:
             raise LossesError(
                 f"{path}: says that a {found} {metric} is better, and --direction={asked} says the opposite. Leave the "
-                "flag out, or mend what the framework says of the metric."
+                "flag out, or fix what the framework says about the metric."
             )
         return found
     found_or_none = asked or known_direction(metric)

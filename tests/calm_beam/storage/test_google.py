@@ -212,7 +212,7 @@ def test_a_file_that_is_there_is_kept(folder: str) -> None:
     """Without overwrite a file is made once; who comes later is told, and nothing changes."""
     path = storage.joined(folder, "a")
     write(path, b"first", overwrite=False)
-    with pytest.raises(FileExistsError, match="a: was written by somebody else in the meantime"):
+    with pytest.raises(FileExistsError, match="a: was written by another process in the meantime"):
         write(path, b"later", overwrite=False)
     assert read(path) == b"first"
 

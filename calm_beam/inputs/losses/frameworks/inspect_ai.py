@@ -98,7 +98,7 @@ class InspectAi:
         )
 
 
-_INVALIDATED = "What somebody has withdrawn proves nothing: run these samples again (inspect eval-retry)."
+_INVALIDATED = "Withdrawn samples prove nothing: run them again (inspect eval-retry)."
 
 
 def _samples(log: Mapping[str, Any], path: str) -> Iterator[object]:

@@ -165,7 +165,7 @@ def test_a_sealed_mark_of_another_form_is_refused(tmp_path: pathlib.Path, edit: 
     _complete(tmp_path, job)
     content = {**json.loads((tmp_path / COMPLETE).read_text()), **edit}
     (tmp_path / COMPLETE).write_text(json.dumps({**content, "digest": content_digest(content)}))
-    with pytest.raises(OutputsError, match=r"complete\.json: (is not as calm-beam writes it|does not fit)"):
+    with pytest.raises(OutputsError, match=r"complete\.json: (is not as calm-beam writes it|does not match)"):
         FinishedSweep.read(str(tmp_path), job)
 
 

@@ -184,7 +184,7 @@ def test_large_objects_are_written_and_read_in_parts(
     write(f"{bucket}/a", content, overwrite=False)
     assert any("uploadType=resumable" in place for _, place in cloud.guard.requests)
     assert read(f"{bucket}/a") == content
-    with pytest.raises(FileExistsError, match="was written by somebody else"):
+    with pytest.raises(FileExistsError, match="was written by another process"):
         write(f"{bucket}/a", content[1:], overwrite=False)
 
 

@@ -1,4 +1,4 @@
-"""Answers prompts, one a line, under a manifest: lines of JSON with the text and how many decoder layers it saved.
+"""Answers prompts, one per line, under a manifest: JSON lines with the text and the number of decoder layers saved.
 
 python examples/batch_inference.py --manifest=demo/manifest.json --model=model --prompts=prompts.txt --answers=answers
 """
@@ -21,7 +21,7 @@ def row(result: PredictionResult) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads prompts, answers them, and writes the answers; flags that are not its own are Beam's."""
+    """Reads prompts, answers them, and writes the answers; unknown flags are passed to Beam."""
     parser = argparse.ArgumentParser()
     for name in ("manifest", "model", "prompts", "answers"):
         parser.add_argument(f"--{name}", required=True)

@@ -1,1 +1,1 @@
-"""Tools of the developers; none of it is installed."""
+"""Developers' tools, which are not installed."""

@@ -1,12 +1,12 @@
-"""Native code for aarch64, compiled and run on this machine: the tests of native code, in an emulated Python.
+"""Compiles the native code for aarch64 and runs its tests on this machine, in an emulated Python.
 
     python -m tools.aarch64 --output=build/aarch64
     python -m tools.aarch64 --output=build/aarch64 tests/calm_beam/model/test_native_decoder.py -k skipped   # pytest's
 
-It takes a cross compiler and an emulator (`apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user`), and
-from Debian's archive the packages of a Python for arm64 (`dpkg --add-architecture arm64; apt-get update`). Where
-something is missing, it says what, and nothing is tested. JAX and what else the tests import are fetched as wheels for
-aarch64. XLA compiles under emulation, too: a test that compares with XLA takes minutes.
+It needs a cross compiler and an emulator (`apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user`), and
+from Debian's archive the packages of a Python for arm64 (`dpkg --add-architecture arm64; apt-get update`). If something
+is missing, it prints what, and tests nothing. JAX and the tests' other imports are fetched as wheels for aarch64. XLA
+compiles under emulation, too: a test that compares with XLA takes minutes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _COMPILER, _EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 _NEEDED = (_COMPILER, _EMULATOR, "apt-get", "dpkg")
 _SET = "neon"
 _ROOT = pathlib.Path(__file__).parents[1]
-# Debian's Python of the same version as the one that runs this, with what it and the wheels load.
+# Debian's Python of this interpreter's version, with the libraries that it and the wheels load.
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _PACKAGES = (
     *(_PYTHON, f"{_PYTHON}-minimal", f"lib{_PYTHON}-minimal", f"lib{_PYTHON}-stdlib"),
@@ -41,7 +41,7 @@ _TESTS = ("tests/calm_beam/model/native/test_heads.py", "tests/calm_beam/model/n
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles, provides a Python, and tests; returns pytest's status, or 0 where something is missing."""
+    """Compiles, provides a Python, and tests; returns pytest's status, or 0 if something is missing."""
     parser = argparse.ArgumentParser(prog="python -m tools.aarch64", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=pathlib.Path, required=True, help="folder of the emulated Python, kept")
     flags, tests = parser.parse_known_args(argv)

@@ -1,11 +1,11 @@
-"""Tests on every Python that is here, with the lowest and with the newest versions that setup.py allows.
+"""Runs tests on every installed Python, with the lowest and with the newest versions that setup.py allows.
 
     make matrix
     python -m tools.matrix --output=build/matrix --resolution=lowest tests/calm_beam/risk
 
-Each pair has an environment of its own below `--output`, made by uv, in which nothing is pinned but by the ranges: of
-`lowest`, what setup.py itself names has its lowest version, and what those need the newest that fits. The
-table at the end has the results; a Python that is missing is named there as not run.
+Each pair has its own environment in `--output`, made by uv. Versions are constrained only by the ranges: with `lowest`,
+packages that setup.py itself names have their lowest version, and their dependencies the newest that fits. The table at
+the end has the results; a missing Python is listed there as not run.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 PYTHONS = ("3.11", "3.12", "3.13")
-# Their names in uv.
+# uv's names for them.
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 _NOT_HERE, _NOT_INSTALLED, _FAILED, _PASSED = "not run: this Python is not here", "not installable", "failed", "passed"
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -31,7 +31,7 @@ class Run:
     Attributes:
       python: Version, such as `3.12`.
       resolution: One of `RESOLUTIONS`.
-      verdict: As text.
+      verdict: The result as text.
       last: The last line that pytest or uv printed; empty where nothing ran.
     """
 
@@ -42,12 +42,12 @@ class Run:
 
     @property
     def is_bad(self) -> bool:
-        """Whether something ran and did not pass."""
+        """Whether tests ran and did not pass."""
         return self.verdict in (_NOT_INSTALLED, _FAILED)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all pairs, prints what came of them, and returns 1 if any of them did not pass."""
+    """Runs all pairs, prints their results, and returns 1 if any of them did not pass."""
     parser = argparse.ArgumentParser(prog="python -m tools.matrix", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=pathlib.Path, required=True, help="folder of environments and logs")
     parser.add_argument("--python", action="append", choices=PYTHONS, help="may be given again; all by default")
@@ -66,13 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def pythons(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the interpreters that are here, by version: what the shell finds and can start, else pyenv's."""
+    """Returns the installed interpreters by version: those that the shell finds and can start, else pyenv's."""
     pyenv = pathlib.Path(environment.get("PYENV_ROOT") or pathlib.Path.home() / ".pyenv") / "versions"
     found = {}
     for version in PYTHONS:
         named = shutil.which(f"python{version}", path=environment.get("PATH"))
         kept = [str(path) for path in sorted(pyenv.glob(f"{version}.*/bin/python"))]
-        # A shim of pyenv is there for versions that are not switched on, and starts nothing.
+        # pyenv has shims also for versions that are not activated, and those start nothing.
         for path in [*([named] if named else []), *reversed(kept)]:
             if subprocess.run([path, "--version"], capture_output=True, timeout=60).returncode == 0:
                 found[version] = path

@@ -1,13 +1,13 @@
-"""Wheels of both distributions, used from environments that hold nothing else, on every Python that is here.
+"""Tests the wheels of both distributions in fresh environments, on every installed Python.
 
     make wheels
     python -m tools.wheels --output=build/wheels --python=3.12 --dist=dist
 
-Builds both as `python -m build` does, unless `--dist` names a folder that has them. Where native code is in
-them, auditwheel says for which Linux they are, by what it takes of the C library. Each is then installed alone, with
-what it requires, and with all its extras: every time into an environment of its own below `--output`, made by uv, in
-the newest versions. There, in a folder without sources, runs the first commands of a new user. The
-table at the end has the results, with seconds; logs are next to the environments.
+Builds both like `python -m build`, unless `--dist` names a folder that has them. If they contain native code,
+auditwheel tags them with the Linux versions that they support, by the C library functions they use. Each is then
+installed alone, with its requirements, and with all its extras, every time into its own environment in `--output`, made
+by uv with the newest versions. There, in a folder without sources, it runs the first commands of a new user. The table
+at the end has the results, with seconds; logs are next to the environments.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from tools.matrix import PYTHONS, pythons
 
 WHOLE, SERVING = "calm-beam", "calm-beam-serving"
-# What is installed besides the wheel: nothing, what it requires, or all of its extras too.
+# What is installed in addition to the wheel: nothing, its requirements, or also all its extras.
 ALONE, REQUIRED, EXTRAS = "alone", "required", "extras"
-# For developers of calm-beam.
+# Extras for developers of calm-beam.
 _NO_EXTRAS_FOR_USERS = ("dev", "docs")
 _ROOT = pathlib.Path(__file__).parents[1]
 _ENTRY = ["--manifest=demo", "--consistency=textual", "--delta=0.05"]
@@ -37,12 +37,12 @@ _ANSWER = "voiture"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Use:
-    """A command of a user who has a wheel and nothing else.
+    """A command of a user who has only a wheel.
 
     Attributes:
       words: The command; the first word is a program of the environment.
-      shows: A text among the lines that it prints.
-      status: With which it ends.
+      shows: A text in its output.
+      status: Its exit status.
     """
 
     words: tuple[str, ...]
@@ -52,7 +52,7 @@ class Use:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A distribution in an environment of its own.
+    """A distribution in its own environment.
 
     Attributes:
       python: Version, such as `3.12`.
@@ -127,7 +127,7 @@ USES: Mapping[tuple[str, str], tuple[Use, ...]] = {
         _IMPORTED,
         _DOCTOR,
         _ALL_EXTRAS,
-        # In one process: they bring extensions that do not like each other in every version.
+        # In one process: their extension modules conflict in some versions.
         _code(
             "import google.cloud.storage, matplotlib, seqio, tensorflow, tokenizers",
             "import apache_beam.runners.dataflow.internal.apiclient, sentencepiece",
@@ -184,7 +184,7 @@ class TrialError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all trials, prints what came of them, and returns 1 if anything did not come out as it should."""
+    """Runs all trials, prints their results, and returns 1 if any of them failed."""
     parser = argparse.ArgumentParser(prog="python -m tools.wheels", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=pathlib.Path, required=True, help="folder of environments and logs")
     parser.add_argument("--python", action="append", choices=PYTHONS, help="may be given again; all by default")
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def trials(versions: Sequence[str]) -> list[Trial]:
-    """Returns what is tried: of each Python, first what writes the manifest that the others serve.
+    """Returns the trials: for each Python, first the one that writes the manifest for the others to serve.
 
     >>> [trial.name for trial in trials(["3.12"])][:3]
     ['3.12-calm-beam-required', '3.12-calm-beam-extras', '3.12-calm-beam-serving-alone']
@@ -247,7 +247,7 @@ def built(folder: pathlib.Path, *, log: pathlib.Path) -> pathlib.Path:
 
 
 def wheels_in(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Returns the wheels of a folder by the distribution; raises TrialError unless there is one of each."""
+    """Returns the wheels of a folder by distribution; raises TrialError unless there is one of each."""
     found = {}
     for name in (WHOLE, SERVING):
         paths = sorted(folder.glob(f"{name.replace('-', '_')}-*.whl"))
@@ -266,7 +266,7 @@ def extras_of(wheel: pathlib.Path) -> list[str]:
 
 
 def tried(trial: Trial, interpreter: str, *, wheels: Mapping[str, pathlib.Path], output: pathlib.Path) -> str:
-    """Installs a wheel and uses it; returns the time as text, and raises TrialError where anything is wrong."""
+    """Installs a wheel and uses it; returns the time as text, and raises TrialError if anything fails."""
     environment, place = output / trial.name, output / f"{trial.name}-used"
     log = output / f"{trial.name}.log"
     place.mkdir()
@@ -295,7 +295,7 @@ def tried(trial: Trial, interpreter: str, *, wheels: Mapping[str, pathlib.Path],
 
 
 def provide(place: pathlib.Path, trial: Trial, *, wheel: pathlib.Path, output: pathlib.Path) -> None:
-    """Puts the model and a calibration of it, made by the whole distribution, where they are only served."""
+    """Copies the model and its calibration, made with the full distribution, for distributions that only serve."""
     demo = output / f"{trial.python}-{WHOLE}-{REQUIRED}-used" / "demo"
     if demo.is_dir():
         shutil.copytree(demo, place / "demo")
@@ -309,7 +309,7 @@ def provide(place: pathlib.Path, trial: Trial, *, wheel: pathlib.Path, output: p
 
 
 def outside(environment: Mapping[str, str], *, cache: pathlib.Path) -> dict[str, str]:
-    """Returns an environment that leads to no sources and to no earlier cache of calm-beam.
+    """Returns an environment without paths to sources or to an earlier cache of calm-beam.
 
     >>> outside({"PYTHONPATH": "sources", "VIRTUAL_ENV": ".venv", "HOME": "/root"}, cache=pathlib.Path("cache"))
     {'HOME': '/root', 'CALM_BEAM_CACHE': 'cache'}
@@ -321,7 +321,7 @@ def outside(environment: Mapping[str, str], *, cache: pathlib.Path) -> dict[str,
 def _logged(
     command: Sequence[str], place: pathlib.Path, log: pathlib.Path, variables: Mapping[str, str]
 ) -> tuple[int, str]:
-    """Runs a command in a folder; returns its status and all that it printed, and adds both to the log."""
+    """Runs a command in a folder; returns its status and its whole output, and adds both to the log."""
     done = subprocess.run(
         command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables, errors="replace"
     )

@@ -291,7 +291,7 @@ class SweepWith(beam.PTransform):
             raise UsageError(f"output {output}: holds a manifest already. Choose another, or pass overwrite=True.")
         make_folder(output)
         job = self._job(source)
-        self.folder = SettingHome(output, again="resume=True", anew="pass overwrite=True").begin(
+        self.folder = SettingHome(output, again="resume=True", restart="pass overwrite=True").begin(
             [job],
             resume=self.resume,
             overwrite=self.overwrite,

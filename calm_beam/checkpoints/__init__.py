@@ -1,7 +1,6 @@
-"""Reading and writing model weights: the native layout, T5X's, Orbax's and Hugging Face's; and reading GGUF.
+"""Readers and writers of model weights: the native layout, T5X, Orbax and Hugging Face; GGUF is only read.
 
-Weights in memory need neither readers nor writers. Those, and the packages that know their formats, are loaded when
-they are first used.
+Weights in memory need no reader or writer. Readers, writers and the packages for their formats are loaded on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""A model's weights, whatever layout they came from, and what names them.
+"""Model weights, whatever layout they came from, and their fingerprint.
 
-Also what reading and writing models must know of an architecture, by the type of its config; what a user declares
-about a model, for the layouts that do not say it themselves; and what a reader of a layout finds in a folder.
+Also what readers and writers must know about an architecture, by the type of its config; what a user declares about a
+model, for layouts that do not record it; and a layout reader's result.
 """
 
 import abc
@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# For the name bfloat16, which numpy does not know otherwise.
+# Registers the name bfloat16 with numpy.
 import ml_dtypes  # noqa: F401
 import numpy as np
 
@@ -25,11 +25,11 @@ from .stored_array import Array, StoredArray, StoredArrays, pieces
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What no array of a model shows: without it, a model decodes into something else and nothing fails.
+    """Settings of a model that its arrays do not show: a wrong one changes outputs and raises no error.
 
     Attributes:
-      activation: One of `ACTIVATIONS`; None to go by the files, or by T5 where they are silent.
-      relative_max_distance: Distance from which all positions share a bucket; None in the same way.
+      activation: One of `ACTIVATIONS`; None takes it from the files, or else T5's.
+      relative_max_distance: Distance from which all positions share a bucket; None takes it from the files, or T5's.
     """
 
     activation: str | None = None
@@ -40,15 +40,15 @@ class Declared:
             raise CheckpointError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {self.activation!r}.")
 
     def check(self, *, activation: str | None, relative_max_distance: int | None, source: str) -> None:
-        """Refuses what a file of the model contradicts.
+        """Refuses a declared value that a file of the model contradicts.
 
         Args:
-          activation: What the file says; None if it says nothing.
-          relative_max_distance: The same.
-          source: The file.
+          activation: The file's value; None if it has none.
+          relative_max_distance: The file's value; None if it has none.
+          source: The file's name, for messages.
 
         Raises:
-          CheckpointError: If the user said something else.
+          CheckpointError: If the user declared another value.
         """
         for name, said, stored in (
             ("activation", self.activation, activation),
@@ -56,35 +56,35 @@ class Declared:
         ):
             if said is not None and stored is not None and said != stored:
                 raise CheckpointError(
-                    f"{name} is {stored} by {source}, but {said} was passed: leave {name} out, or mend that file."
+                    f"{name} is {stored} by {source}, but {said} was passed: leave {name} out, or fix that file."
                 )
 
 
-# Each architecture has its own; what takes one of them only says which.
+# Each architecture has its own type of config; this alias documents that one of them is meant.
 Config = Any
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Keys of a stored config without which a model is T5's.
+# Keys that a stored config may lack; without them a model is T5's.
 _ADDED_LATER = {"activation", "relative_bias_per_layer", "exit_norms", "exit_heads", "start_id", "end_ids"}
 _ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 
 
 class StoredArchitecture(abc.ABC):
-    """How models of one architecture are stored. Arguments called `config` are of its own kind of config.
+    """How models of one architecture are stored. Arguments called `config` have its type of config.
 
     Attributes:
-      name: What the native layout calls it.
+      name: Its name in the native layout.
     """
 
     name: str
 
     def fields(self, config: Any) -> Mapping[str, Any]:
-        """Returns what the native layout writes of a config, from which `config_of` makes it again."""
+        """Returns the config fields that the native layout writes, and that `config_of` reads."""
         return dataclasses.asdict(config)
 
     @abc.abstractmethod
     def config_of(self, fields: Mapping[str, Any]) -> Config:
-        """Returns the config that `dataclasses.asdict` made these fields of.
+        """Returns the config for fields of `dataclasses.asdict`.
 
         Raises:
           ValueError: If a field is unknown, missing or wrong.
@@ -92,30 +92,30 @@ class StoredArchitecture(abc.ABC):
 
     @abc.abstractmethod
     def check(self, config: Any, shapes: Shapes) -> None:
-        """Refuses arrays that are not those of a model of this config, given their shapes by name.
+        """Refuses arrays, given by shapes, that do not belong to a model of this config.
 
         Raises:
-          ValueError: If they are not; says how they differ.
+          ValueError: If they do not; says how they differ.
         """
 
     @abc.abstractmethod
     def unseen(self, config: Any) -> str:
-        """Returns what no array shows of a model, for its fingerprint."""
+        """Returns what a model's arrays do not show, as text for its fingerprint."""
 
     @abc.abstractmethod
     def declared(self, config: Any) -> Declared:
-        """Returns what a worker that loads the model must be told, whatever its files say."""
+        """Returns what a worker must be told to load the model, whatever its files say."""
 
     @abc.abstractmethod
     def in_words(self, config: Any) -> str:
-        """Returns what a model is, in one sentence without its end."""
+        """Returns a description of a model, as a sentence without its full stop."""
 
 
 class _T5(StoredArchitecture):
     name = "t5"
 
     def fields(self, config: T5Config) -> Mapping[str, Any]:
-        # Without T5's own start and end, which readers of earlier versions do not know.
+        # T5's own start and end ids are omitted, since readers of earlier versions do not know these keys.
         own = {"start_id": T5Config.start_id, "end_ids": T5Config.end_ids}
         fields = dataclasses.asdict(config)
         return {name: value for name, value in fields.items() if name not in own or value != own[name]}
@@ -138,10 +138,10 @@ class _T5(StoredArchitecture):
             raise ValueError(f"config.json says {says}, the arrays are of {has}.")
 
     def unseen(self, config: T5Config) -> str:
-        # Of T5's own activation nothing is said: their fingerprints are older than other activations.
+        # T5's own activation is omitted, so that fingerprints from before other activations stay valid.
         is_t5 = config.activation == default_activation(gated_mlp=config.gated_mlp)
         text = f"{config.relative_max_distance}" + ("" if is_t5 else f", {config.activation}")
-        # Nor of T5's own start and end.
+        # T5's own start and end ids are omitted too.
         if config.start_id != T5Config.start_id:
             text += f", starts {config.start_id}"
         if config.end_ids != T5Config.end_ids:
@@ -181,7 +181,7 @@ class _Llama(StoredArchitecture):
         return f"{self.name} {unseen(config)}"
 
     def declared(self, config: LlamaConfig) -> Declared:
-        # Their files say everything.
+        # Their files record everything.
         return Declared()
 
     def in_words(self, config: LlamaConfig) -> str:
@@ -200,7 +200,7 @@ class _Llama(StoredArchitecture):
 
 
 def _exits_in_words(config: T5Config | LlamaConfig) -> str:
-    """Returns what the layers below the last have of their own, as the end of a sentence."""
+    """Returns the end of a sentence on the exit norms and heads of the layers below the last."""
     own = [name for name, has_any in (("a norm", config.exit_norms), ("a head", config.exit_heads)) if has_any]
     return f"; every decoder layer below the last exits by {' and '.join(own)} of its own" if own else ""
 
@@ -210,7 +210,7 @@ BY_NAME: Mapping[str, StoredArchitecture] = {each.name: each for each in _BY_CON
 
 
 def stored_architecture(config: Config) -> StoredArchitecture:
-    """Returns how models with such a config are stored."""
+    """Returns the storage rules for models with such a config."""
     return _BY_CONFIG[type(config)]
 
 
@@ -221,22 +221,22 @@ Watch = Callable[[str, np.ndarray], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model's weights and where they were found.
+    """A model's weights, with the place they were read from.
 
     Attributes:
       config: Sizes of the model.
       arrays: float32 arrays by name, in memory or read on demand (names as in `calm_beam.model.parameter_shapes`).
-      directory: The local folder that holds the weights themselves; of GGUF, the file.
-      vocabulary_path: `sentencepiece.model`, `spiece.model` or `tokenizer.json` in or beside that folder, or None; the
-        last comes first in a folder of transformers.
+      directory: The local folder that holds the weights themselves; for GGUF, the file.
+      vocabulary_path: `sentencepiece.model`, `spiece.model` or `tokenizer.json` in or next to that folder, or None; in
+        a transformers folder, `tokenizer.json` comes first.
       layout: `native`, `hugging_face`, `gguf`, `t5x` or `orbax`.
-      step: The training step that the folder is named by, or None.
+      step: The training step in the folder's name, or None.
       cloud_directory: The folder on Cloud Storage that `directory` is a copy of, or None.
       cloud_vocabulary: The file on Cloud Storage that `vocabulary_path` is a copy of, or None.
-      stated: Sentences on what no array shows, and where it is said.
-      assumed: Sentences on what no array shows and nobody says, and why it is taken for true.
-      dropped: Names of stored arrays that were left out on demand.
-      rounded: For what the arrays were rounded, and the fingerprint of those that were read; None if they are these.
+      stated: Sentences on what the arrays do not show, with the source of each.
+      assumed: Sentences on what neither the arrays nor any file shows, with the reason for each assumption.
+      dropped: Names of stored arrays that were left out on request.
+      rounded: The precision for which the arrays were rounded, and the fingerprint before; None if they were not.
     """
 
     config: Config
@@ -254,19 +254,19 @@ class Checkpoint:
 
     @property
     def uri(self) -> str:
-        """Where other machines, too, find the model, if it is anywhere that they can see."""
+        """The model's address for other machines, if it has one that they can reach."""
         return self.cloud_directory or str(self.directory)
 
     @property
     def vocabulary_uri(self) -> str | None:
-        """Where they find its vocabulary; None if there is none."""
+        """The vocabulary's address for other machines; None if there is none."""
         return self.cloud_vocabulary or (str(self.vocabulary_path) if self.vocabulary_path else None)
 
     def parameters(self, precision: Precision = FLOAT32) -> dict[str, Any]:
-        """Returns the tree that a network's `apply` takes as `{"params": tree}`, all of it read into memory.
+        """Returns the tree that a network's `apply` takes as `{"params": tree}`, read into memory completely.
 
         Args:
-          precision: In whose types the arrays come, each rounded once.
+          precision: Decides the types of the arrays, each rounded once.
         """
         import flax.traverse_util
 
@@ -277,7 +277,7 @@ class Checkpoint:
         return tree
 
     def check_rounding(self, precision: Precision) -> None:
-        """Checks that the arrays were rounded for no other precision, whose weights are not the model's."""
+        """Raises if the arrays were rounded for another precision: then they are not the model's weights."""
         assert self.rounded is None or self.rounded[0] == precision, f"weights are those of {self.rounded}"
 
     def check_unchanged(self) -> None:
@@ -286,10 +286,10 @@ class Checkpoint:
             self.arrays.check_unchanged()
 
     def fingerprint(self, watch: Watch | None = None) -> str:
-        """Returns the content fingerprint of the weights as read, and of what they do not show of the model.
+        """Returns the fingerprint of the weights as read, and of what they do not show about the model.
 
         Args:
-          watch: Is shown every piece of every array, with its name, if they have to be read for it.
+          watch: Called with the name and every piece of every array, if they must be read for this.
 
         Raises:
           CheckpointError: If the weights cannot be read, or their files have changed since the model was loaded.
@@ -305,11 +305,11 @@ class Checkpoint:
 
 
 def held(name: str, array: Any, precision: Precision) -> Any:
-    """Returns an array of a model, of numpy or JAX, in the type in which a precision holds it; itself if it has that.
+    """Returns a numpy or JAX array of a model in the type that a precision gives it; unchanged if it has that type.
 
     Args:
-      name: Of the parameter.
-      array: Its values; what is stored is read.
+      name: Name of the parameter.
+      array: Its values; a stored array is read.
       precision: Decides the type.
     """
     values = np.asarray(array) if isinstance(array, StoredArray) else array
@@ -323,8 +323,8 @@ def fingerprint(arrays: Arrays, *, unseen: str = "128", watch: Watch | None = No
     Args:
       arrays: Arrays by name. Values are compared as float32, so weights that float16 can hold exactly have the same
         fingerprint stored as float16 or as float32.
-      unseen: What else decides what the model computes; by default, that it is a T5 like most.
-      watch: Is shown every piece of every array, with its name.
+      unseen: What else decides what the model computes, as text; the default is for the most common kind of T5.
+      watch: Called with the name and every piece of every array.
 
     Returns:
       `sha256:` followed by 64 hexadecimal digits.
@@ -333,7 +333,7 @@ def fingerprint(arrays: Arrays, *, unseen: str = "128", watch: Watch | None = No
     for name in sorted(arrays):
         shape = arrays[name].shape or (1,)
         digest.update(f"{name} {','.join(map(str, shape))}\n".encode())
-        # By pieces, through memory views: a large model is neither held nor copied to be hashed.
+        # Piece by piece and through memory views, so that hashing neither holds nor copies a large model.
         for values in pieces(arrays[name]):
             digest.update(values.data)
             if watch is not None:
@@ -343,13 +343,13 @@ def fingerprint(arrays: Arrays, *, unseen: str = "128", watch: Watch | None = No
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredModel:
-    """A model as a layout stores it, not yet held against its arrays.
+    """A model as a layout stores it; its config is not yet checked against its arrays.
 
     Attributes:
-      config: What the files say that it is.
+      config: The config that the files give.
       arrays: Arrays by name, to be read as float32 (names as in the architecture's `parameter_shapes`).
-      stated: Sentences on what no array shows, and where it is said.
-      assumed: Sentences on what no array shows and nobody says, and why it is taken for true.
+      stated: Sentences on what the arrays do not show, with the source of each.
+      assumed: Sentences on what neither the arrays nor any file shows, with the reason for each assumption.
     """
 
     config: Config

@@ -1,7 +1,7 @@
-"""Models in one file of GGUF, as llama.cpp runs them: weights of any type that the package `gguf` reads, dequantised.
+"""Models in a single GGUF file, as llama.cpp runs them: weights of any type that the package `gguf` dequantises.
 
-Source: llama.cpp `gguf-py/gguf/constants.py` and `tensor_mapping.py` for names, `convert_hf_to_gguf.py` for what is
-done to tensors on the way in, `src/llama-model.cpp` for what is computed.
+Source: llama.cpp `gguf-py/gguf/constants.py` and `tensor_mapping.py` for names, `convert_hf_to_gguf.py` for the
+changes to tensors on conversion, `src/llama-model.cpp` for the computation.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# For the name bfloat16, which numpy does not know otherwise.
+# Registers the name bfloat16 with numpy.
 import ml_dtypes  # noqa: F401
 import numpy as np
 
@@ -29,19 +29,19 @@ _EXTRA, _NEEDED_FOR = "gguf", "reading GGUF"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """What sets one `general.architecture` apart.
+    """The properties of one `general.architecture`.
 
     Attributes:
-      neighbours: Whether heads turn neighbouring values with each other, as llama.cpp has Llama's.
-      settled: Fields of `LlamaConfig` that are always so.
-      norm_offset: What was added to the scales of norms.
-      window_pattern: Every so many-th layer has no window, unless the file says so otherwise; None without windows.
-      local_theta: Base of the rotary frequencies in layers with the window, unless the file names one; None for that of
-        all layers.
-      numbers: Keys of numbers that it has, by fields of `LlamaConfig`.
-      turned_pattern: Every so many-th layer is not turned by positions; None if all are.
-      widest_depth: Depth of the one size whose queries are divided by the root of the width by the number of heads.
-      turns_by_flag: Whether positions turn nothing where `rope.scaling.finetuned` is false.
+      neighbours: Whether rotary positions rotate neighbouring values together, as in llama.cpp's Llama.
+      settled: Fields of `LlamaConfig` with fixed values.
+      norm_offset: Number that conversion added to the scales of norms.
+      window_pattern: Every n-th layer has no window, unless the file says otherwise; None without windows.
+      local_theta: Base of the rotary frequencies in layers with a window, unless the file gives one; None for the same
+        base in all layers.
+      numbers: Metadata keys of further numbers, by fields of `LlamaConfig`.
+      turned_pattern: Every n-th layer has no rotary positions; None if all layers have them.
+      widest_depth: Depth of the one size whose queries are divided by the root of width / number of heads.
+      turns_by_flag: Whether `rope.scaling.finetuned` = false turns rotary positions off.
     """
 
     neighbours: bool = False
@@ -56,7 +56,7 @@ class Family:
 
 
 FAMILIES = {
-    # Mistral and SmolLM are called so, too.
+    # Mistral and SmolLM use this name, too.
     "llama": Family(neighbours=True),
     "qwen2": Family(),
     "qwen3": Family(),
@@ -91,7 +91,7 @@ FAMILIES = {
     "smollm3": Family(neighbours=True, turned_pattern=4),
 }
 
-# Keys of an architecture that are read, and those that count nothing here.
+# Keys of an architecture that are read, and keys that do not matter here.
 _READ = {
     "context_length",
     "embedding_length",
@@ -137,25 +137,25 @@ _SUBLAYERS = {
     "mlp/wo": "ffn_down",
 }
 _TURNED = re.compile(r"decoder/layers_\d+/self_attention/(?:query|key)/(?:kernel|bias)")
-# By how much Llama 3.1 and its kin divide the frequencies of rotary positions, one number for each pair.
+# Divisors of the rotary frequencies in Llama 3.1 and its relatives, one number for each pair.
 _FREQUENCIES = "rope_freqs.weight"
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class GGUFFile:
-    """The metadata and the tensors of a file, none of which is read yet.
+    """The metadata and the unread tensors of a file.
 
     Attributes:
       path: The file.
-      tensors: Arrays by the names that they have in it, [out, in].
-      stamp: Of the file, taken before it was opened.
+      tensors: Arrays by their names in the file, [out, in].
+      stamp: Stamp of the file, taken before it was opened.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
         """Opens a file.
 
         Raises:
-          CheckpointError: If it is damaged, a part of several, or a tensor is of a type that `gguf` does not read.
+          CheckpointError: If it is damaged, is a part of several, or has a tensor type that `gguf` cannot read.
           MissingExtraError: If `gguf` is not installed.
         """
         gguf = imported("gguf", extra=_EXTRA, needed_for=_NEEDED_FOR)
@@ -175,7 +175,7 @@ class GGUFFile:
         check_memory({name: tensor.shape for name, tensor in self.tensors.items()})
 
     def value(self, key: str, *, default: Any = None) -> Any:
-        """Returns what the metadata says under a key: a number, a text, or a list of either."""
+        """Returns the metadata's value for a key: a number, a text, or a list of either."""
         field = self._fields.get(key)
         if field is None:
             return default
@@ -185,14 +185,14 @@ class GGUFFile:
             raise CheckpointError(f"{self.path}: {key} cannot be read: {shortened(error)}") from error
 
     def keys(self, prefix: str) -> list[str]:
-        """Returns the keys that begin with a prefix, without it."""
+        """Returns the keys that begin with a prefix, without the prefix."""
         return [key.removeprefix(prefix) for key in self._fields if key.startswith(prefix)]
 
     def _array(self, gguf: Any, tensor: Any) -> StoredArray:
         kind = tensor.tensor_type.name
         shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
         try:
-            # Nothing says which types are read, but reading.
+            # The only way to find out whether a type is supported is to read a row.
             gguf.dequantize(tensor.data[:1], tensor.tensor_type)
         except (KeyError, NotImplementedError) as error:
             raise CheckpointError(
@@ -208,14 +208,14 @@ class GGUFFile:
 
 
 def read_gguf(path: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredModel:
-    """Returns the model in a file of GGUF, its weights as float32 whatever they are stored as.
+    """Returns the model in a GGUF file, with its weights as float32 whatever their stored type.
 
     Args:
       path: The file.
       keeps: Which tensors to read, by name.
 
     Raises:
-      CheckpointError: If the file is damaged, or the model is of another family, or computed in another way.
+      CheckpointError: If the file is damaged, or the model is of another family, or its computation is unsupported.
       MissingExtraError: If `gguf` is not installed.
     """
     file = GGUFFile(path)
@@ -290,7 +290,7 @@ def _config(
     if depth == family.widest_depth:
         numbers["query_factor"] = (width // heads) ** -0.5
     if np.float32(numbers.get("query_factor", 0)) == np.float32(head_dim**-0.5):
-        # What it is for every other family.
+        # The other families' value.
         del numbers["query_factor"]
     scaling = _scaling(file, prefix, theta=theta, head_dim=head_dim, frequencies=frequencies)
     context = whole("context_length")
@@ -317,7 +317,7 @@ def _config(
 
 
 def _check_keys(file: GGUFFile, prefix: str, *, family: Family) -> None:
-    """Refuses what the metadata says of an architecture and is not read."""
+    """Refuses metadata of an architecture that are not read."""
     known = _READ | _IGNORED | set(family.numbers.values())
     if family.window_pattern is not None:
         known |= {_WINDOW, _PATTERN} | ({_LOCAL_THETA} if family.local_theta is not None else set())
@@ -329,7 +329,7 @@ def _check_keys(file: GGUFFile, prefix: str, *, family: Family) -> None:
 
 
 def _kinds_of_layers(file: GGUFFile, prefix: str, *, family: Family, depth: int) -> dict[str, Any]:
-    """Returns which layers have a window, and of which keys, or are turned otherwise than others."""
+    """Returns the fields on layers that differ: with a window, of which size, or with other rotary positions."""
     kinds: dict[str, Any] = {}
     if family.turned_pattern is not None:
         kinds["unturned_layers"] = tuple(range(family.turned_pattern - 1, depth, family.turned_pattern))
@@ -341,7 +341,7 @@ def _kinds_of_layers(file: GGUFFile, prefix: str, *, family: Family, depth: int)
 
 
 def _windowed_layers(file: GGUFFile, prefix: str, *, family: Family, depth: int) -> tuple[int, ...]:
-    """Returns the layers that have a window: those of a list, or all but every so many-th."""
+    """Returns the layers with a window: those in a list, or all except every n-th."""
     if family.window_pattern is None or not file.value(prefix + _WINDOW):
         return ()
     pattern = file.value(prefix + _PATTERN, default=family.window_pattern)
@@ -356,7 +356,7 @@ def _windowed_layers(file: GGUFFile, prefix: str, *, family: Family, depth: int)
 
 
 def _number(file: GGUFFile, key: str) -> float:
-    """Returns a number that an architecture must name."""
+    """Returns a number that an architecture must have."""
     value = file.value(key)
     if type(value) not in (int, float):
         raise CheckpointError(f"{file.path}: {key} must be a number, got {shortened(repr(value))}.")
@@ -364,7 +364,7 @@ def _number(file: GGUFFile, key: str) -> float:
 
 
 def _scaling(file: GGUFFile, prefix: str, *, theta: float, head_dim: int, frequencies: Array | None) -> RopeScaling:
-    """Returns how rotary positions are stretched: as the metadata says, or as Llama 3.1's table of factors does."""
+    """Returns the scaling of rotary positions, from the metadata or from Llama 3.1's table of factors."""
     kind = file.value(f"{prefix}rope.scaling.type", default="none")
     factor = file.value(f"{prefix}rope.scaling.factor", default=1.0)
     if frequencies is not None:
@@ -388,7 +388,7 @@ def _scaling(file: GGUFFile, prefix: str, *, theta: float, head_dim: int, freque
 
 
 def _of_table(path: pathlib.Path, found: np.ndarray, *, theta: float, head_dim: int) -> RopeScaling:
-    """Returns the scaling whose factors a table holds, if it is that of Llama 3.1 and its kin."""
+    """Returns the scaling for a table of factors, if it is that of Llama 3.1 and its relatives."""
     scaling = RopeScaling(kind="llama3", factor=max(1.0, float(found.max())), original_max_positions=8192)
     plain = theta ** -(np.arange(0, head_dim, 2) / head_dim)
     rotations = scaling.original_max_positions * plain / (2 * math.pi)
@@ -412,7 +412,7 @@ def _end_ids(file: GGUFFile) -> tuple[int, ...]:
 
 
 def _ours(name: str, tensor: Array, *, config: LlamaConfig, family: Family) -> Array:
-    """Returns a parameter in our form: kernels [in, out], heads in halves, scales without what was added to them."""
+    """Returns a parameter in our form: kernels [in, out], heads in halves, norm scales without the added offset."""
     if name == "token_embedder/embedding":
         return tensor
     if family.neighbours and _TURNED.fullmatch(name):
@@ -423,7 +423,7 @@ def _ours(name: str, tensor: Array, *, config: LlamaConfig, family: Family) -> A
 
 
 def _their_name(name: str) -> str:
-    """Returns what GGUF calls a parameter.
+    """Returns a parameter's name in GGUF.
 
     >>> _their_name("decoder/layers_3/self_attention/query/kernel"), _their_name("decoder/layers_3/mlp/wo/kernel")
     ('blk.3.attn_q.weight', 'blk.3.ffn_down.weight')

@@ -1,7 +1,7 @@
-"""The tokenizer in the metadata of a GGUF file, written as the files in which transformers keeps one.
+"""Writes the tokenizer in a GGUF file's metadata as transformers' tokenizer files.
 
-Source: llama.cpp `src/llama-vocab.cpp` for what `tokenizer.ggml.model` and `tokenizer.ggml.pre` mean; transformers
-`convert_slow_tokenizer.py` for the form in which SentencePiece's BPE is written down with merges.
+Source: llama.cpp `src/llama-vocab.cpp` for the meaning of `tokenizer.ggml.model` and `tokenizer.ggml.pre`; transformers
+`convert_slow_tokenizer.py` for SentencePiece's BPE in a form with merges.
 """
 
 import json
@@ -14,7 +14,7 @@ from calm_beam.inputs.vocabularies.tokenizer_json import CONFIG, TEMPLATE, TOKEN
 from .gguf_file import GGUFFile
 from .metadata import CheckpointError, shortened
 
-# How GPT-2 cuts texts before it merges, which `ByteLevel` does by itself; and how Llama 3 and Qwen2 do.
+# Pre-tokenization of GPT-2, which `ByteLevel` does by itself, and of Llama 3 and Qwen2.
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,7 +29,7 @@ def _by_regex(regex: str) -> Sequence[Mapping[str, Any]]:
     return (split, {**_BYTES, "use_regex": False})
 
 
-# By `tokenizer.ggml.pre`: what cuts texts.
+# Pre-tokenizers, by `tokenizer.ggml.pre`.
 _CUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "gpt-2": _GPT_2,
     "olmo": _GPT_2,
@@ -40,9 +40,9 @@ _CUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "dbrx": _by_regex(_LLAMA_3),
     "qwen2": _by_regex(_LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")),
 }
-# Of these, words that are tokens are not merged, and `<|begin_of_text|>` begins a text unless a key says otherwise.
+# For these, words that are tokens are not merged, and `<|begin_of_text|>` begins a text unless a key says otherwise.
 _WHOLE_WORDS = ("llama-bpe",)
-# Of these, texts are composed first.
+# For these, texts are normalised to NFC first.
 _COMPOSED = ("qwen2",)
 # Kinds of tokens in `tokenizer.ggml.token_type`.
 _CONTROL, _USER_DEFINED = 3, 4
@@ -51,14 +51,14 @@ _SPACE = "▁"
 
 
 def write_gguf_tokenizer(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """Writes the tokenizer of a GGUF file, and its chat template, and returns the `tokenizer.json`.
+    """Writes the tokenizer of a GGUF file and its chat template, and returns the path of the `tokenizer.json`.
 
     Args:
-      path: The file of the model.
-      folder: Where to.
+      path: The model's file.
+      folder: The folder to write to.
 
     Raises:
-      CheckpointError: If there is none, or it cuts texts in a way that is not known here.
+      CheckpointError: If there is no tokenizer, or its pre-tokenization is not supported.
       MissingExtraError: If `gguf` is not installed.
     """
     file = GGUFFile(path)
@@ -107,7 +107,7 @@ def write_gguf_tokenizer(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Pa
 
 
 def _of_bytes(file: GGUFFile, tokens: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """Returns the parts of a byte-level BPE, and whether it begins texts with a token if nothing is said."""
+    """Returns the parts of a byte-level BPE, and whether it adds a begin token by default."""
     pre = file.value("tokenizer.ggml.pre")
     if pre not in _CUTS:
         raise CheckpointError(
@@ -138,7 +138,7 @@ def _of_bytes(file: GGUFFile, tokens: Sequence[str]) -> tuple[dict[str, Any], bo
 
 
 def _of_pieces(file: GGUFFile, tokens: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """Returns the parts of a BPE of SentencePiece, whose merges are made of the scores of its pieces."""
+    """Returns the parts of a SentencePiece BPE, whose merges are derived from the scores of its pieces."""
     scores = file.value("tokenizer.ggml.scores")
     if not scores or len(scores) != len(tokens):
         raise CheckpointError(f"{file.path}: tokenizer.ggml.scores must have a number for each token.")
@@ -182,7 +182,7 @@ def _of_pieces(file: GGUFFile, tokens: Sequence[str]) -> tuple[dict[str, Any], b
 
 
 def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """Returns every way to make a piece of two others, the piece with the highest score first."""
+    """Returns all pairs of pieces that make another piece, the piece with the highest score first."""
     found: list[tuple[float, int, int, list[str]]] = []
     for piece, index in vocabulary.items():
         for cut in range(1, len(piece)):
@@ -193,7 +193,7 @@ def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[list
 
 
 def _around(named: Mapping[str, str | None], tokens: Sequence[str]) -> dict[str, Any] | None:
-    """Returns what puts tokens before and behind a text; None if there are none."""
+    """Returns the post-processor that adds tokens before and after a text; None if there are none."""
     placed = {name: token for name, token in named.items() if token is not None}
     if not placed:
         return None

@@ -1,8 +1,8 @@
-"""Finding out which layout a folder has, and reading it; models on Cloud Storage are copied first.
+"""Detects the layout of a folder and reads it; models on Cloud Storage are copied first.
 
-A local copy holds what readers need, and no more. A run's folder holds many steps, each with files of many gigabytes,
-and of Hugging Face's folders some hold the same weights in three formats. So what to copy is decided by names alone;
-what it is, by the readers of local folders.
+A local copy has only the files that readers need. A run's folder holds many steps, each with files of many gigabytes,
+and some Hugging Face folders have the same weights in three formats. So names alone decide which files are copied; the
+readers of local folders detect the layout.
 """
 
 import collections
@@ -41,30 +41,30 @@ from .rearranged import unstack_layers
 from .stored_array import StoredArrays
 from .t5x import GIN_FILE, find_facts, read_t5x
 
-# The second is Hugging Face's name for the same file; the last counts where there is neither.
+# The second is Hugging Face's name for the same file; the last is used if there is neither.
 VOCABULARIES = ("sentencepiece.model", "spiece.model", TOKENIZER)
-# What the steps of a run share: vocabulary, its sentinels, and what T5X was configured with.
+# Files that the steps of a run share: vocabulary, sentinels, and T5X's configuration.
 _BESIDE = tuple(dict.fromkeys((*VOCABULARIES, *TOKENIZER_FILES, *SENTINEL_FILES, GIN_FILE, CONFIG, GENERATION)))
-# Folders of steps: T5X's, and the numbers alone that Orbax names them by.
+# Names of step folders: T5X's, or just the number, as Orbax has it.
 STEP = re.compile(r"(?:checkpoint_)?(\d+)")
 
-# Of the layouts that are written.
+# The files that writers of a layout store last.
 _LAST = ("config.json", "checkpoint")
 _PARALLEL_UPLOADS = 8
-# What is read of a native folder, or of Hugging Face's.
+# Suffixes of the files that are read in a native or Hugging Face folder.
 _SUFFIXES = (".json", ".safetensors", ".model", ".jinja")
-# Files of which a step's folder has one: T5X's, or Orbax's, which may lie in an item below.
+# A step's folder has one of these files: T5X's, or Orbax's, which may be in an item below.
 _MARKS = re.compile(r"(?:(?:state|default|params|items)/)?(?:_METADATA|checkpoint)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FetchedModel:
-    """A model of which there is a local copy.
+    """A local copy of a model.
 
     Attributes:
-      directory: The local folder that stands for the one that was named.
+      directory: The local copy of the folder that was named.
       root: The local folder above it.
-      cloud_root: The `gs://` folder that `root` stands for.
+      cloud_root: The `gs://` folder that `root` is a copy of.
     """
 
     directory: pathlib.Path
@@ -72,7 +72,7 @@ class FetchedModel:
     cloud_root: str
 
     def cloud_path(self, path: pathlib.Path) -> str:
-        """Returns what a local path stands for."""
+        """Returns the `gs://` path that a local path is a copy of."""
         return joined(self.cloud_root, *path.relative_to(self.root).parts)
 
 
@@ -80,11 +80,11 @@ def fetch_model(path: str) -> FetchedModel:
     """Returns a local copy of the model in a `gs://` folder, or of the latest step in it.
 
     Args:
-      path: As `load_checkpoint` takes it.
+      path: A `gs://` path that `load_checkpoint` accepts.
 
     Raises:
-      CheckpointError: If there is nothing in the folder, or nothing that could be a model.
-      OSError: If it cannot be read.
+      CheckpointError: If the folder is empty, or has nothing that could be a model.
+      OSError: If the folder cannot be read.
     """
     folder = joined(path)
     below = {file.path.removeprefix(f"{folder}/"): file for file in list_below(folder)}
@@ -100,7 +100,7 @@ def fetch_model(path: str) -> FetchedModel:
         )
     cloud_root = parent(folder) if base_name(folder) else folder
     if _is_step(below) and base_name(folder):
-        # Shared by the steps of a run.
+        # The steps of a run share these files.
         beside = [stat(joined(cloud_root, name)) for name in _BESIDE]
         files += [file for file in beside if file is not None]
     root = cached_folder(cloud_root, files)
@@ -108,14 +108,14 @@ def fetch_model(path: str) -> FetchedModel:
 
 
 def store_model(folder: pathlib.Path, path: str) -> None:
-    """Moves the files of a model to Cloud Storage; the one without which there is no model comes last.
+    """Moves the files of a model to Cloud Storage; the one that marks the model as complete is last.
 
     Args:
       folder: A local folder, which is empty afterwards.
-      path: A `gs://` folder in which there is nothing.
+      path: An empty `gs://` folder.
 
     Raises:
-      FileExistsError: If somebody else writes a model there.
+      FileExistsError: If another process writes a model there.
       OSError: If it cannot be written.
     """
     files = [file for file in folder.rglob("*") if file.is_file()]
@@ -127,13 +127,13 @@ def store_model(folder: pathlib.Path, path: str) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(_PARALLEL_UPLOADS) as pool:
         for _ in pool.map(store, sorted(set(files) - set(last))):
-            """Waits, and raises what went wrong."""
+            """Waits for each upload, and raises its error."""
     for file in last:
         store(file)
 
 
 def _needed(names: Iterable[str]) -> list[str]:
-    """Returns the files that a reader of the folder needs, of those that are there.
+    """Returns the existing files that a reader of the folder needs.
 
     >>> sorted(_needed(["checkpoint_9/checkpoint", "checkpoint_10/checkpoint", "checkpoint_11/log", "spiece.model"]))
     ['checkpoint_10/checkpoint', 'spiece.model']
@@ -166,7 +166,7 @@ def _step_of(folder: str) -> int:
 
 
 _NOTHING = Declared()
-# A name on Hugging Face's Hub, or the address of its page.
+# A name on the Hugging Face Hub, or the address of its page.
 _HUB_NAME = re.compile(r"(?:https://huggingface\.co/|hf://)?([\w-][\w.-]*)/([\w-][\w.-]*)/?", re.ASCII)
 _UNKNOWN = re.compile(r"unknown (?!none|keys)")
 _DROP_HINT = " If the model does not need them, calm-beam convert --drop_arrays=REGEX leaves them out."
@@ -174,12 +174,12 @@ _DROP_HINT = " If the model does not need them, calm-beam convert --drop_arrays=
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FoundModel:
-    """A model that is in a folder, before it is read.
+    """An unread model in a folder.
 
     Attributes:
       layout: `native`, `hugging_face`, `gguf`, `t5x` or `orbax`.
-      directory: The folder that holds it; of GGUF, the file.
-      step: The training step that this folder is named by, or None.
+      directory: The folder that holds it; for GGUF, the file.
+      step: The training step in this folder's name, or None.
     """
 
     layout: str
@@ -188,7 +188,7 @@ class FoundModel:
 
 
 def find_model(directory: pathlib.Path) -> FoundModel | None:
-    """Returns which model `load_checkpoint` reads in a folder that exists, or None if there is none."""
+    """Returns the model that `load_checkpoint` would read in an existing folder, or None if there is none."""
     if (directory / "config.json").is_file():
         layout = "hugging_face" if is_hugging_face(directory) else "native"
         return FoundModel(layout=layout, directory=directory, step=None)
@@ -204,19 +204,18 @@ def load_checkpoint(
     """Returns the model in a folder, whatever its layout.
 
     Args:
-      path: A native folder, one of Hugging Face's, a step's folder of T5X or Orbax, or a folder of those, of which the
-        latest is read; local, or on Cloud Storage, of which a local copy is kept. Or a local file of GGUF, or a folder
-        with one.
-      declared: What no array shows, for layouts that do not say it.
-      drop_arrays: Arrays to leave out if their whole name, as it is stored, matches.
+      path: A native folder, a Hugging Face folder, a step folder of T5X or Orbax, or a folder of such steps, whose
+        latest is read; local, or on Cloud Storage with a local copy. Or a local GGUF file, or a folder with one.
+      declared: Settings that the arrays do not show, for layouts that do not record them.
+      drop_arrays: Arrays to leave out if their whole stored name matches.
 
     Returns:
-      The weights, checked against the sizes inferred from them. They were read once, by pieces; each is read again,
-      as float32, when it is asked for.
+      The weights, checked against the sizes inferred from them. They have been read once, piece by piece; each is read
+      again, as float32, when it is used.
 
     Raises:
-      CheckpointError: If there is no model, it is damaged, its arrays are not those of a model that is supported, or
-        not all finite; or if the files contradict what was declared, or no array was dropped that should be.
+      CheckpointError: If there is no model, it is damaged, its arrays are not those of a supported model, or not all
+        finite; or if the files contradict `declared`, or `drop_arrays` matches nothing.
       OSError: If Cloud Storage cannot be read.
     """
     if is_cloud_path(path):
@@ -224,7 +223,7 @@ def load_checkpoint(
         try:
             checkpoint = load_checkpoint(fetched.directory, declared=declared, drop_arrays=drop_arrays)
         except CheckpointError as error:
-            # The user knows nothing of copies.
+            # Users name the `gs://` path, not the local copy.
             raise CheckpointError(str(error).replace(str(fetched.root), fetched.cloud_root)) from error
         vocabulary = checkpoint.vocabulary_path
         return dataclasses.replace(
@@ -267,7 +266,7 @@ def load_checkpoint(
 
 
 def missing_folder(path: str | pathlib.Path, *, expected: str = "directory") -> str:
-    """Returns the words for a path that does not exist; says how to get a model whose name on the Hub it may be."""
+    """Returns the message for a missing path; if it may be a name on the Hub, with how to get that model."""
     if found := obstacle(path):
         return f"{path}: {found}"
     match = _HUB_NAME.fullmatch(str(path))
@@ -282,15 +281,15 @@ def missing_folder(path: str | pathlib.Path, *, expected: str = "directory") -> 
 
 
 def _resolved(path: str | pathlib.Path) -> pathlib.Path:
-    """Returns an existing folder, or file of GGUF, absolute.
+    """Returns the absolute path of an existing folder or GGUF file.
 
-    Workers have folders of their own, and TensorStore takes no other.
+    Workers have other working directories, and TensorStore accepts only absolute paths.
     """
     try:
         directory = pathlib.Path(path).resolve(strict=True)
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint {missing_folder(path)}") from None
-    # Links in circles, and characters that no path has.
+    # Circular links, and characters that no path can have.
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path}: cannot be opened: {error}.") from error
     if not directory.is_dir() and not (directory.suffix == SUFFIX and directory.is_file()):
@@ -310,7 +309,7 @@ def _find_step(directory: pathlib.Path) -> FoundModel | None:
 
 
 def _read(found: FoundModel, declared: Declared, *, keeps: Callable[[str], bool]) -> Checkpoint:
-    """Returns the model, not yet checked for values that are not finite."""
+    """Returns the model, before the check for values that are not finite."""
     stored = _READERS[found.layout](found, declared, keeps)
     shapes = {name: array.shape for name, array in stored.arrays.items()}
     stored_architecture(stored.config).check(stored.config, shapes)
@@ -347,13 +346,13 @@ def _read_orbax(found: FoundModel, declared: Declared, keeps: Callable[[str], bo
     assert item is not None
     arrays = read_orbax(item, keeps=keeps)
     if is_maxtext(arrays):
-        # A run's config lies above the folder of its steps.
+        # A run's config is in the folder above that of its steps.
         folders = _folders(found) if found.step is None else (*_folders(found), found.directory.parent.parent)
         return _agreed(found, declared, read_maxtext(arrays, folders))
     return _described(found, declared, arrays=arrays)
 
 
-# By layout.
+# Readers by layout.
 _READERS: Mapping[str, Callable[[FoundModel, Declared, Callable[[str], bool]], StoredModel]] = {
     "native": _read_native,
     "hugging_face": _read_hugging_face,
@@ -364,7 +363,7 @@ _READERS: Mapping[str, Callable[[FoundModel, Declared, Callable[[str], bool]], S
 
 
 def _agreed(found: FoundModel, declared: Declared, stored: StoredModel) -> StoredModel:
-    """Returns a model whose files say all of it, if what the user has declared is the same."""
+    """Returns a model whose files record everything, if the user's declarations agree."""
     declared.check(
         activation=stored.config.activation,
         relative_max_distance=getattr(stored.config, "relative_max_distance", None),
@@ -374,11 +373,11 @@ def _agreed(found: FoundModel, declared: Declared, stored: StoredModel) -> Store
 
 
 def _described(found: FoundModel, declared: Declared, *, arrays: StoredArrays) -> StoredModel:
-    """Returns the T5 of arrays that do not show all of it, and may have layers stacked."""
+    """Returns the T5 for arrays that do not show everything, and may have stacked layers."""
     arrays = arrays.of(unstack_layers(arrays))
     shapes = {name: array.shape for name, array in arrays.items()}
     gated_mlp = "decoder/layers_0/mlp/wi_0/kernel" in shapes
-    # A folder that is no step of a run has nothing to do with the one above.
+    # A folder that is not a step of a run is unrelated to the one above.
     folders = _folders(found) if found.step is not None else (found.directory,)
     facts = find_facts(folders, declared, gated_mlp=gated_mlp)
     config = infer_config(shapes, activation=facts.activation, relative_max_distance=facts.relative_max_distance)
@@ -386,9 +385,9 @@ def _described(found: FoundModel, declared: Declared, *, arrays: StoredArrays) -
 
 
 def _check_finite(checkpoint: Checkpoint) -> None:
-    """Refuses weights that are not finite numbers: whatever they touch is not, either.
+    """Refuses weights that are not finite: every result they affect would not be finite either.
 
-    All of them are read for it, and so their fingerprint is computed on the way.
+    This reads all of them, and so computes their fingerprint on the way.
     """
     broken: collections.Counter[str] = collections.Counter()
 
@@ -407,14 +406,14 @@ def _check_finite(checkpoint: Checkpoint) -> None:
 
 
 def _folders(found: FoundModel) -> tuple[pathlib.Path, ...]:
-    """Returns where files beside the weights may be: with them, or shared by the steps of a run."""
+    """Returns the folders of files next to the weights: with them, or shared by the steps of a run."""
     if found.layout in ("t5x", "orbax"):
         return (found.directory, found.directory.parent)
     return (found.directory.parent,) if found.layout == "gguf" else (found.directory,)
 
 
 def _find_vocabulary(found: FoundModel) -> pathlib.Path | None:
-    # What transformers reads of its own folders: tokenizer.json has tokens that were added, spiece.model has not.
+    # transformers prefers tokenizer.json in its folders: it includes added tokens, and spiece.model does not.
     is_theirs = found.layout in ("hugging_face", "gguf")
     names = sorted(VOCABULARIES, key=lambda name: name != TOKENIZER) if is_theirs else VOCABULARIES
     paths = [folder / name for folder in _folders(found) for name in names]

@@ -1,7 +1,7 @@
-"""Decoder-only models that MaxText trains: Orbax's trees, and the run's `config.yml`, which says what they compute.
+"""Decoder-only models that MaxText trains: Orbax trees, and the run's `config.yml`, which defines their computation.
 
-Layers are stacked (`scan_layers`) or apart. Llama's and Mistral's query kernels hold the factor 1/sqrt(head_dim) that
-is computed elsewhere, and Llama 3.1's heads turn neighbouring values with each other; both are brought into our form.
+Layers are stacked (`scan_layers`) or separate. Query kernels of Llama and Mistral include the factor 1/sqrt(head_dim)
+that is applied elsewhere, and Llama 3.1's heads rotate neighbouring values together; both are converted to our form.
 Source: MaxText `layers/attentions.py`, `layers/embeddings.py`, `models/qwen2.py`, `qwen3.py`, `configs/base.yml`.
 """
 
@@ -23,7 +23,7 @@ from .stored_array import Array, StoredArray, StoredArrays
 CONFIG = "config.yml"
 GENERATION = "generation_config.json"
 _EMBEDDING = "token_embedder/embedding"
-# Kinds of decoders, and whether their query kernels hold the factor of attention.
+# Kinds of decoders, and whether their query kernels include the attention factor.
 _DECODERS = {"llama2": True, "mistral": True, "qwen2": False, "qwen3": False}
 _NEEDED = (
     "decoder_block",
@@ -34,7 +34,7 @@ _NEEDED = (
     "logits_via_embedding",
     "max_target_length",
 )
-# What would be computed in another way than here, and what it is here.
+# Options that change the computation, with the supported values.
 _FIXED: Mapping[str, tuple[object, ...]] = {
     "attention_type": (None, "global"),
     "attn_logits_soft_cap": (None, 0),
@@ -46,7 +46,7 @@ _FIXED: Mapping[str, tuple[object, ...]] = {
     "use_untrainable_positional_embedding": (None, False),
 }
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu"}
-# What Llama 3.1's embedding has in MaxText's source, and in no key.
+# Constants of Llama 3.1's embedding in MaxText's source; no key has them.
 _LLAMA_3_1 = RopeScaling(kind="llama3", factor=8.0, original_max_positions=8192)
 _THEIR_NORM, _OUR_NORM = "post_self_attention_layer_norm", "pre_mlp_layer_norm"
 _QUERY_OR_KEY = re.compile(r"decoder/layers_\d+/self_attention/(query|key)/(?:kernel|bias)")
@@ -54,20 +54,20 @@ _BIAS = re.compile(r"decoder/layers_\d+/self_attention/(?:query|key|value)/bias"
 
 
 def is_maxtext(arrays: StoredArrays) -> bool:
-    """Returns whether a tree is one of MaxText's: a decoder alone, with its own name of a norm."""
+    """Returns whether a tree is MaxText's: a decoder without encoder, with MaxText's name for a norm."""
     return any(_THEIR_NORM in name for name in arrays) and not any(name.startswith("encoder/") for name in arrays)
 
 
 def read_maxtext(arrays: StoredArrays, folders: tuple[pathlib.Path, ...]) -> StoredModel:
-    """Returns a model of MaxText's.
+    """Returns a MaxText model.
 
     Args:
-      arrays: Its weights, names as they are stored.
-      folders: Where `config.yml` and `generation_config.json` may be; the first that has one counts.
+      arrays: Its weights, by their stored names.
+      folders: Folders to search for `config.yml` and `generation_config.json`; the first that has one counts.
 
     Raises:
-      CheckpointError: If a file is missing, or the model is computed in another way than here.
-      ValueError: If layers are stacked in a way that is not certain.
+      CheckpointError: If a file is missing, or the model's computation is unsupported.
+      ValueError: If the axis on which layers are stacked is ambiguous.
     """
     path, fields = _read_config(folders)
     end_ids, source = _end_ids(folders)
@@ -116,7 +116,7 @@ def read_maxtext(arrays: StoredArrays, folders: tuple[pathlib.Path, ...]) -> Sto
 
 
 def _read_config(folders: tuple[pathlib.Path, ...]) -> tuple[pathlib.Path, Mapping[str, Any]]:
-    # Here: it comes with Flax, and no other layout needs it.
+    # Imported here: it comes with Flax, and no other layout needs it.
     import yaml
 
     path = _first(folders, CONFIG, "the config of the run (save_config_to_gcs=true writes it)")
@@ -159,7 +159,7 @@ def _end_ids(folders: tuple[pathlib.Path, ...]) -> tuple[tuple[int, ...], pathli
 
 
 def _heads(arrays: StoredArrays) -> tuple[int, int, int]:
-    """Returns heads of queries, heads of keys, and the width of one, which are the last axes of kernels."""
+    """Returns the number of query heads, of key heads, and the width of a head, from the last axes of kernels."""
     found = {}
     for which in ("query", "key"):
         shape = next(
@@ -176,7 +176,7 @@ def _heads(arrays: StoredArrays) -> tuple[int, int, int]:
 
 
 def _rope(path: pathlib.Path, fields: Mapping[str, Any]) -> tuple[float, RopeScaling, bool]:
-    """Returns base and scaling of rotary positions, and whether neighbours are turned with each other."""
+    """Returns base and scaling of rotary positions, and whether neighbours are rotated together."""
     kind, theta = str(fields["rope_type"]), fields["rope_max_timescale"]
     factor = fields.get("rope_linear_scaling_factor", 1.0)
     if kind.startswith("llama3.1") or str(fields.get("model_name", "")).startswith("llama3.1"):

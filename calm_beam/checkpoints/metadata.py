@@ -1,6 +1,6 @@
-"""Small files of a checkpoint, and whether what they claim can be true, before anything is allocated for it.
+"""Reads small files of a checkpoint, and checks sizes that it claims before allocating memory for them.
 
-Readers raise `CheckpointError` where it is not.
+Readers raise `CheckpointError` if a claim cannot be true.
 """
 
 import math
@@ -18,16 +18,16 @@ class CheckpointError(CalmBeamError, ValueError):
     """A checkpoint that cannot be read, or is not one."""
 
 
-# Of the text files of a checkpoint; the largest that are known have a few megabytes.
+# Limit on the text files of a checkpoint; the largest known ones have a few megabytes.
 _MOST_TEXT = 64 << 20
 _FLOAT_BYTES = 4
 
 
 def check_is_file(path: pathlib.Path, *, failed: str = "cannot be read") -> None:
-    """Refuses what would not end when it is read, such as a pipe; `failed` says so.
+    """Refuses anything that a read might never finish, such as a pipe; `failed` is part of the message.
 
     Raises:
-      CheckpointError: If there is nothing at `path`, or no regular file.
+      CheckpointError: If there is nothing at `path`, or not a regular file.
     """
     try:
         mode = path.stat().st_mode
@@ -41,7 +41,7 @@ def read_text(path: pathlib.Path) -> str:
     """Returns a small UTF-8 file.
 
     Raises:
-      CheckpointError: If it cannot be read, is not UTF-8, or is far larger than such files are.
+      CheckpointError: If it cannot be read, is not UTF-8, or is too large for such a file.
     """
     try:
         return _read(path, most=_MOST_TEXT).decode("utf-8-sig")
@@ -54,7 +54,7 @@ def read_json(path: pathlib.Path, *, constants_allowed: bool = True, expected: s
 
     Args:
       path: The file.
-      constants_allowed: As in `strict_json.loads`; libraries that train write them into files that nobody reads.
+      constants_allowed: Whether NaN and Infinity are accepted: training libraries write them into unused files.
       expected: What should be in it, for messages.
 
     Raises:
@@ -70,7 +70,7 @@ def read_json(path: pathlib.Path, *, constants_allowed: bool = True, expected: s
 
 
 def read_whole(path: pathlib.Path) -> bytes:
-    """Returns a file that may hold arrays.
+    """Returns the content of a file that may hold arrays.
 
     Raises:
       CheckpointError: If it cannot be read, or does not fit into memory.
@@ -79,10 +79,10 @@ def read_whole(path: pathlib.Path) -> bytes:
 
 
 def check_memory(shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses arrays of which one alone does not fit into memory as float32; `shapes` are theirs, by name.
+    """Refuses an array that alone does not fit into memory as float32; `shapes` are by name.
 
     Raises:
-      CheckpointError: If one does not.
+      CheckpointError: If there is one.
     """
     sizes = {name: _FLOAT_BYTES * math.prod(shape) for name, shape in shapes.items()}
     largest, free = max(sizes, key=lambda name: sizes[name], default=""), available_bytes()
@@ -95,7 +95,7 @@ def check_memory(shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def check_together(shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses arrays that have to be held and together do not fit into memory as float32; `shapes` are theirs.
+    """Refuses arrays that must be in memory together and do not fit as float32; `shapes` are by name.
 
     Raises:
       CheckpointError: If they do not.
@@ -110,7 +110,7 @@ def check_together(shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def shortened(text: object, most: int = 200) -> str:
-    """Returns a text for a message, cut if it is long."""
+    """Returns a text for a message; a long one is cut."""
     shown = str(text)
     return shown if len(shown) <= most else f"{shown[:most]}..."
 

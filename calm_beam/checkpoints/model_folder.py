@@ -1,9 +1,9 @@
-"""A folder that holds one model: `config.json`, weights in safetensors, and the files of a vocabulary.
+"""Folders with one model: `config.json`, weights in safetensors, and the files of a vocabulary.
 
-Without `config.json` there is no model. The header of a file of safetensors is believed only as far as the file and
-the memory go. In the native layout, the three are `config.json`, `model.safetensors` and a vocabulary. Its tensor names
-are those of the T5X tree, with slashes. Weights are float32 or float16; bfloat16 is refused on writing, since rounding
-to it changes far more outputs than float16 does.
+Without `config.json` there is no model. A safetensors header is checked against the size of the file and of the memory.
+In the native layout, the three are `config.json`, `model.safetensors` and a vocabulary. Its tensor names are those of
+the T5X tree, with slashes. Weights are float32 or float16. Writing bfloat16 is refused: its rounding changes far more
+outputs than that of float16.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-# For the name bfloat16, which numpy does not know otherwise.
+# Registers the name bfloat16 with numpy.
 import ml_dtypes  # noqa: F401
 import numpy as np
 import safetensors
@@ -33,19 +33,19 @@ from .stored_array import FileStamp, Slices, StoredArray, StoredArrays, pieces
 
 _STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _FLOATS = tuple(_STORED)
-# What numpy calls the types of headers, before their bits.
+# numpy's names for the header's types, without bits.
 _KINDS = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint"}
 
 
 def read_safetensors(path: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredArrays:
-    """Returns the arrays of a file by name, none of which is read yet.
+    """Returns the unread arrays of a file by name.
 
     Args:
       path: The file.
       keeps: Which arrays to read, by name.
 
     Raises:
-      CheckpointError: If it is missing or damaged, or an array does not fit into memory or is of another type than a
+      CheckpointError: If it is missing or damaged, or an array does not fit into memory or has another type than a
         float of 16 or 32 bits.
     """
     check_is_file(path, failed="cannot be read as safetensors")
@@ -65,15 +65,15 @@ def write_safetensors(path: pathlib.Path, arrays: Arrays, *, dtype: str) -> None
 
     Args:
       path: The file.
-      arrays: By name.
-      dtype: What to store them as, one of numpy's names of floats of 16 or 32 bits.
+      arrays: Arrays by name.
+      dtype: Type to store them in, one of numpy's names of floats of 16 or 32 bits.
     """
     width, header, end = np.dtype(dtype).itemsize, {}, 0
     for name, array in arrays.items():
         begin, end = end, end + width * array.size
         header[name] = {"dtype": _STORED[dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    # Arrays begin at a multiple of 8, as the library has them.
+    # Arrays begin at a multiple of 8, as the safetensors library writes them.
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -83,7 +83,7 @@ def write_safetensors(path: pathlib.Path, arrays: Arrays, *, dtype: str) -> None
 
 
 def _array(path: pathlib.Path, name: str, *, place: Any) -> StoredArray:
-    """Returns an array that is read through a slice of the library's."""
+    """Returns an array that is read through a slice object of the library."""
     stored: str = place.get_dtype()
     kind = stored.rstrip("0123456789")
     dtype = f"{_KINDS.get(kind, kind)}{stored.removeprefix(kind)}"
@@ -110,10 +110,10 @@ _WRITABLE = ("float32", "float16")
 
 
 def check_range(arrays: Arrays, dtype: str) -> None:
-    """Refuses weights that a type cannot hold.
+    """Refuses weights that are out of a type's range.
 
     Args:
-      arrays: By name.
+      arrays: Arrays by name.
       dtype: `float32` or `float16`.
 
     Raises:
@@ -129,11 +129,11 @@ def check_range(arrays: Arrays, dtype: str) -> None:
 
 @contextlib.contextmanager
 def replacing_model(directory: pathlib.Path, fields: Mapping[str, Any]) -> Iterator[None]:
-    """Makes a folder for what is written inside, and writes `config.json` last.
+    """Makes a folder for the files that the block writes, and writes `config.json` last.
 
     Args:
-      directory: The folder; an overwritten model is no model until its last file is there.
-      fields: What `config.json` says.
+      directory: The folder; while a model is overwritten, there is no model until `config.json` is there.
+      fields: Content of `config.json`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / CONFIG).unlink(missing_ok=True)
@@ -142,13 +142,13 @@ def replacing_model(directory: pathlib.Path, fields: Mapping[str, Any]) -> Itera
 
 
 def write_weights(path: pathlib.Path, arrays: Arrays, *, source: Arrays, dtype: str) -> None:
-    """Writes arrays to a file of safetensors, which appears whole or not at all.
+    """Writes arrays to a safetensors file, atomically.
 
     Args:
       path: The file.
-      arrays: By the names that they have in it.
-      source: What they are made of, whose files must not change meanwhile.
-      dtype: As in `check_range`.
+      arrays: Arrays by their names in the file.
+      source: The arrays that they are made from, whose files must not change meanwhile.
+      dtype: `float32` or `float16`.
     """
     with replacing(path) as temporary:
         write_safetensors(temporary, arrays, dtype=dtype)
@@ -157,13 +157,13 @@ def write_weights(path: pathlib.Path, arrays: Arrays, *, source: Arrays, dtype: 
 
 
 def write_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
-    """Writes an object to a file, which appears whole or not at all."""
+    """Writes an object to a file, atomically."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 _SENTENCE_PIECE = "sentencepiece.model"
-# What transformers calls it, in whose way texts are then cut at special tokens.
+# transformers' name for it; under that name, texts are cut at special tokens.
 SPIECE = "spiece.model"
 _ALL = (_SENTENCE_PIECE, SPIECE, *dict.fromkeys((*TOKENIZER_FILES, *SENTINEL_FILES)))
 
@@ -171,16 +171,16 @@ _ALL = (_SENTENCE_PIECE, SPIECE, *dict.fromkeys((*TOKENIZER_FILES, *SENTINEL_FIL
 def write_vocabulary(
     folder: pathlib.Path, vocabulary_path: pathlib.Path | None, *, extra_ids: int, name: str | None = None
 ) -> None:
-    """Writes a vocabulary; what is there of another is taken away, since readers would take that.
+    """Writes a vocabulary; removes the files of another one, since readers would use those.
 
     Args:
-      folder: Where to.
-      vocabulary_path: A SentencePiece model, or a `tokenizer.json`; the latter, and a `spiece.model`, go with what
-        belongs to them. With None, none is left in the folder.
-      extra_ids: Sentinels of a SentencePiece model, which a file beside it then names.
-      name: What a SentencePiece model is called in the folder; None for the one of two names that it has now.
+      folder: The folder to write to.
+      vocabulary_path: A SentencePiece model, or a `tokenizer.json`; the files that belong to the latter, or to a
+        `spiece.model`, are copied too. With None, none is left in the folder.
+      extra_ids: Number of sentinels of a SentencePiece model, which a file next to it records.
+      name: Name of a SentencePiece model in the folder; None keeps which of the two names it has now.
     """
-    # Read before anything is taken away, as it may lie in this folder.
+    # Read before anything is removed, since it may be in this folder.
     copied: dict[str, bytes] = {}
     is_tokenizer = vocabulary_path is not None and vocabulary_path.name == TOKENIZER
     if vocabulary_path is not None:
@@ -201,7 +201,7 @@ def write_vocabulary(
 
 
 def _extra_ids_in(folder: pathlib.Path) -> int | None:
-    """Returns how many sentinels the files in a folder name; None if they cannot be understood."""
+    """Returns the number of sentinels that the files in a folder name; None if they cannot be parsed."""
     try:
         return extra_ids_beside(folder / _SENTENCE_PIECE)
     except SentinelsError:
@@ -209,12 +209,12 @@ def _extra_ids_in(folder: pathlib.Path) -> int | None:
 
 
 _FORMAT = "calm-beam/model/v1"
-# Of models that do not name theirs: there was one when they were written, and it still does not.
+# The architecture of models whose config names none, because there was only one when the format began.
 _FIRST_ARCHITECTURE = "t5"
 
 
 def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredModel:
-    """Returns the config of a native model folder, as it is written, and its weights, none of which is read yet.
+    """Returns the config of a native model folder as written, and its unread weights.
 
     Args:
       directory: Folder with `config.json` and `model.safetensors`.
@@ -249,15 +249,15 @@ def write_native(
     extra_ids: int = 0,
     dtype: str = "float32",
 ) -> None:
-    """Writes a native model folder; each file appears whole or not at all, `config.json` last.
+    """Writes a native model folder; each file is written atomically, `config.json` last.
 
     Args:
-      directory: Where to; made if needed.
+      directory: The folder to write to; made if needed.
       config: Sizes of the model.
       arrays: Weights by name.
-      vocabulary_path: The SentencePiece model, or `tokenizer.json`, to copy beside the weights; with None, none is left
-        there.
-      extra_ids: Its sentinels, which a file beside it then names.
+      vocabulary_path: The SentencePiece model, or `tokenizer.json`, to copy next to the weights; with None, none is
+        left there.
+      extra_ids: Number of its sentinels, which a file next to it records.
       dtype: `float32` or `float16`. float16 halves the file and rounds the weights.
 
     Raises:

@@ -1,11 +1,11 @@
 """Folders that Orbax writes, as newer T5X does: zarr arrays by name, each in a folder or all in one OCDBT database.
 
-TensorStore reads the arrays, from folders or files on a local disk, as it does those of T5X's older layout. What an
-array's metadata claim is compared with what is stored and with the memory that is free before TensorStore sees them:
-it ends the process where memory is short, or where they are nested too deeply.
+TensorStore reads the arrays from folders or files on a local disk, also for T5X's older layout. Sizes in an array's
+metadata are first checked against the stored bytes and the free memory: TensorStore ends the process if memory is short
+or metadata are nested too deeply.
 
-Orbax itself is not used: it reads the whole tree, optimizer's state included, or, asked for the weights alone, fails
-on the checkpoints of T5X, whose step lies in a msgpack file, and on those of its own early versions.
+Orbax itself is not used. It reads the whole tree, including the optimizer's state; asked for the weights alone, it
+fails on T5X's checkpoints, whose step is in a msgpack file, and on those of its own early versions.
 Source: Orbax `PyTreeCheckpointHandler`, versions 0.2 to 0.12; T5X `checkpoints.py`.
 """
 
@@ -28,7 +28,7 @@ from .stored_array import Array, FileStamp, Slices, StoredArray, StoredArrays
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 _METADATA = {"zarr": ".zarray", "zarr3": "zarr.json"}
-# No weights are compressed to a thousandth; the slack is for constants.
+# Weights are never compressed to a thousandth; the slack is for constants.
 _MOST_COMPRESSION, _SLACK = 1000, 1 << 20
 _MOST_DIMENSIONS = 8
 
@@ -38,24 +38,24 @@ Place = np.ndarray | dict[str, Any]
 
 
 def read_arrays(source: pathlib.Path, places: Mapping[str, Place]) -> StoredArrays:
-    """Returns arrays by name, none of which is read yet but those that `places` has.
+    """Returns arrays by name, unread except for those that `places` contains.
 
     Args:
-      source: The file that says where they are, for messages.
-      places: Where each array is, by name: itself, or as a TensorStore spec with driver and absolute path.
+      source: The file that locates them, for messages.
+      places: Each array by name: the array itself, or a TensorStore spec with driver and absolute path.
 
     Raises:
-      CheckpointError: If an array is missing or broken, claims to be larger than can be, or is not of floats.
+      CheckpointError: If an array is missing or broken, claims an impossible size, or is not of floats.
     """
     try:
         stamps: dict[str, list[FileStamp]] = {}
         for shapes in _claimed_shapes(places, stamps=stamps):
             check_memory(shapes)
-        # All are opened before the first is waited for: a checkpoint has hundreds of small files.
+        # All are opened before waiting for the first: a checkpoint has hundreds of small files.
         arrays = {name: place if isinstance(place, np.ndarray) else _open(place) for name, place in places.items()}
         found = {name: _array(source, name, place=place) for name, place in arrays.items()}
         return StoredArrays(found, [stamp for of_folder in stamps.values() for stamp in of_folder])
-    # What TensorStore and numpy raise of damaged files is of many types.
+    # TensorStore and numpy raise many types of errors for damaged files.
     except Exception as error:
         raise _unreadable(source, error) from error
 
@@ -63,7 +63,7 @@ def read_arrays(source: pathlib.Path, places: Mapping[str, Place]) -> StoredArra
 def _claimed_shapes(
     places: Mapping[str, Place], *, stamps: dict[str, list[FileStamp]]
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-    """Returns the shapes of arrays, as their metadata have them, and of their chunks; adds stamps of their files."""
+    """Returns the shapes of arrays and of their chunks, from their metadata; adds stamps of their files."""
     pending = {name: _metadata(place) for name, place in places.items() if isinstance(place, dict)}
     claimed = {
         name: _claimed_shape(name, place, read=pending[name].result(), stamps=stamps)
@@ -76,7 +76,7 @@ def _claimed_shapes(
 
 
 def _metadata(spec: dict[str, Any]) -> Any:
-    """Starts to read the metadata of an array."""
+    """Starts reading the metadata of an array."""
     import tensorstore
 
     kvstore = dict(spec["kvstore"])
@@ -89,9 +89,9 @@ def _metadata(spec: dict[str, Any]) -> Any:
 def _claimed_shape(
     name: str, spec: dict[str, Any], *, read: Any, stamps: dict[str, list[FileStamp]]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the shapes of an array and of its chunks as its metadata say, having refused what cannot be.
+    """Returns the shapes of an array and of its chunks, from its metadata; refuses impossible ones.
 
-    `stamps` remembers what folders hold.
+    `stamps` caches the stamps of files by folder.
     """
     file = _METADATA[spec["driver"]]
     if read.state != "value":
@@ -111,7 +111,7 @@ def _claimed_shape(
         stamps[folder] = _stamps(pathlib.Path(folder))
     stored = sum(stamp.size for stamp in stamps[folder])
     number = math.prod(tuple(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)))
-    # No chunk is stored in less than a byte.
+    # Every chunk takes at least a byte.
     if max(math.prod(shape), math.prod(chunks)) > _MOST_COMPRESSION * stored + _SLACK or number > stored:
         raise CheckpointError(
             f"{shortened(name)}: claims shape {shape} in chunks {chunks}, but {folder} holds {stored} bytes: "
@@ -130,13 +130,13 @@ def _dimensions(metadata: Any, *, driver: str) -> tuple[tuple[int, ...], tuple[i
 
 
 def _stamps(folder: pathlib.Path) -> list[FileStamp]:
-    """Returns the stamps of all files in a folder, having refused what would not end when it is read."""
+    """Returns the stamps of all files in a folder; refuses files that a read might never finish."""
     stamps, seen, folders = [], set(), [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir():
-                    # Links may lead in circles.
+                    # Links may be circular.
                     if (key := os.path.realpath(entry.path)) not in seen:
                         seen.add(key)
                         folders.append(pathlib.Path(entry.path))
@@ -149,19 +149,19 @@ def _stamps(folder: pathlib.Path) -> list[FileStamp]:
 def _open(spec: dict[str, Any]) -> Any:
     import tensorstore
 
-    # A chunk that was not copied would be read as zeros.
+    # Otherwise a chunk that was not copied would be read as zeros.
     return tensorstore.open({**spec, "fill_missing_data_reads": False}, open=True, read=True)
 
 
 def _array(source: pathlib.Path, name: str, *, place: Any) -> Array:
-    """Returns an array that TensorStore has opened, or one that is in memory as float32."""
+    """Returns an array that TensorStore has opened, or one in memory as float32."""
     opened = place if isinstance(place, np.ndarray) else place.result()
     dtype = opened.dtype if isinstance(opened, np.ndarray) else opened.dtype.numpy_dtype
     if dtype.name not in FLOATS:
         raise CheckpointError(f"{shortened(name)} is {shortened(dtype.name)}, expected one of {', '.join(FLOATS)}.")
     if isinstance(opened, np.ndarray):
         with np.errstate(over="ignore"):
-            # What is too large for float32 becomes infinite, and is found then.
+            # Values too large for float32 become infinite, and are found by the check for finite values.
             return np.asarray(opened, dtype=np.float32)
 
     def read(slices: Slices) -> np.ndarray:
@@ -179,16 +179,16 @@ def _unreadable(source: pathlib.Path, error: Exception) -> CheckpointError:
 
 
 def _reason(error: Exception) -> str:
-    """Returns what went wrong, without TensorStore's copy of the specification."""
+    """Returns the reason, without TensorStore's copy of the specification."""
     first = _OF_TENSORSTORE.split(str(error), maxsplit=1)[0]
     return shortened(" ".join(first.split()) or type(error).__name__, most=400)
 
 
-# Folders of a step in which a CheckpointManager puts the tree: T5X's, its own default, the usual one, and MaxText's.
+# Subfolders of a step in which a CheckpointManager puts the tree: T5X's, its own default, the usual one, and MaxText's.
 _ITEMS = ("state", "default", "params", "items")
-# Where the weights are in the tree of a train state, T5X's and Flax's; MaxText has the latter twice.
+# Keys of the weights in the tree of a train state, T5X's and Flax's; MaxText nests the latter twice.
 _WEIGHTS = ("target", "params", "params")
-# What an array outside of the msgpack file has there instead.
+# The msgpack file has this in place of an array that is stored outside.
 _PLACEHOLDER = "PLACEHOLDER://"
 
 Key = tuple[str, ...]
@@ -201,7 +201,7 @@ def find_item(directory: pathlib.Path) -> pathlib.Path | None:
 
 
 def read_orbax(item: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredArrays:
-    """Returns the weights in a folder of `find_item` by name, to be read as float32.
+    """Returns the weights in a folder that `find_item` found, by name, to be read as float32.
 
     Args:
       item: The folder with `_METADATA`, or with the msgpack file `checkpoint` of early versions. The weights are the
@@ -231,7 +231,7 @@ def read_orbax(item: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredArr
 def _is_item(folder: pathlib.Path) -> bool:
     if (folder / "_METADATA").is_file():
         return True
-    # Early versions wrote the msgpack file alone, and T5X's own layout has one of that name.
+    # Early versions wrote only the msgpack file, and T5X's own layout has a file of that name too.
     msgpack = folder / "checkpoint"
     if not msgpack.is_file() or not msgpack.stat().st_size:
         return False
@@ -240,7 +240,7 @@ def _is_item(folder: pathlib.Path) -> bool:
 
 
 def _leaves_of_msgpack(path: pathlib.Path) -> dict[Key, Any]:
-    """Returns arrays, or the names they are stored by, of the tree that versions before 0.6 wrote."""
+    """Returns the arrays of a tree that versions before 0.6 wrote, or the names they are stored under."""
     import flax.serialization
     import flax.traverse_util
 
@@ -249,7 +249,7 @@ def _leaves_of_msgpack(path: pathlib.Path) -> dict[Key, Any]:
         tree = flax.traverse_util.flatten_dict(flax.serialization.msgpack_restore(content))
         keys = {leaf: tuple(map(str, leaf)) for leaf in tree}
     except Exception as error:
-        # As for T5X: damaged msgpack raises a dozen unrelated types.
+        # As with T5X, damaged msgpack raises a dozen unrelated types.
         raise CheckpointError(
             f"{path}: not an Orbax checkpoint ({type(error).__name__}: {shortened(error)})."
         ) from error
@@ -257,7 +257,7 @@ def _leaves_of_msgpack(path: pathlib.Path) -> dict[Key, Any]:
 
 
 def _leaves_of_metadata(path: pathlib.Path, metadata: Mapping[str, Any]) -> dict[Key, Any]:
-    """Returns the names that arrays are stored by."""
+    """Returns the names that arrays are stored under."""
     try:
         keys = [tuple(str(part["key"]) for part in leaf["key_metadata"]) for leaf in metadata["tree_metadata"].values()]
     except (AttributeError, KeyError, TypeError) as error:
@@ -269,7 +269,7 @@ def _leaves_of_metadata(path: pathlib.Path, metadata: Mapping[str, Any]) -> dict
 
 
 def _place(item: pathlib.Path, driver: str, *, leaf: Any) -> Any:
-    """Returns an array of the msgpack file, or where it is stored."""
+    """Returns an array of the msgpack file, or the place where it is stored."""
     if isinstance(leaf, np.ndarray):
         return leaf
     if (item / "manifest.ocdbt").is_file():

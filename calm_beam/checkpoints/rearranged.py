@@ -1,12 +1,12 @@
-"""Parameters that other projects arrange differently, brought into our form.
+"""Conversion of parameters that other projects arrange differently to our form.
 
-Trees of T5X's models may scan over their layers, or have relative position biases in every layer. A scanned model
-keeps a parameter of all layers of a stack in one array: Flaxformer and T5X's `examples/scalable_t5` below
-`encoder/encoder` and `decoder/decoder`, some below `encoder/layers` and `decoder/layers`. Layers are on axis 1 by
-default (`param_scan_axis`), or on axis 0. With or without scanning, `scalable_t5` has a table of relative positions in
-every layer, where T5 has one for a stack, and a separate axis for the heads of attention kernels.
+T5X trees may scan over their layers, or have relative position biases in every layer. A scanned model keeps a parameter
+of all layers of a stack in one array: Flaxformer and T5X's `examples/scalable_t5` under `encoder/encoder` and
+`decoder/decoder`, others under `encoder/layers` and `decoder/layers`. Layers are on axis 1 by default
+(`param_scan_axis`), or on axis 0. With or without scanning, `scalable_t5` has a table of relative positions in every
+layer, where T5 has one per stack, and a separate axis for the heads of attention kernels.
 
-Kernels of queries and keys may have heads that turn neighbouring values with each other.
+Kernels of queries and keys may be arranged for rotary positions that rotate neighbouring values together.
 Source: Flaxformer `t5_architecture.py` (`scan_axis`), T5X `examples/scalable_t5/network.py` and `layers.py`.
 """
 
@@ -29,19 +29,19 @@ _TABLE_OF_A_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(?:relpos_bias|r
 
 
 def unstack_layers(arrays: Arrays) -> dict[str, Array]:
-    """Returns the arrays under the names and in the shapes of a tree without scanned layers, such as most are.
+    """Returns the arrays with the names and shapes of a tree without scanned layers, which is the usual form.
 
     Args:
-      arrays: Weights by name, of a tree of any kind.
+      arrays: Weights by name, from any kind of tree.
 
     Returns:
-      The arrays by names such as `decoder/layers_0/mlp/wi_0/kernel`, attention kernels as matrices. Tables of relative
-      positions are those of the stacks where the layers of each have equal ones, and of the layers where they differ.
-      What is stored of all layers together is held in memory.
+      The arrays by names such as `decoder/layers_0/mlp/wi_0/kernel`, attention kernels as matrices. Relative positions
+      have one table per stack if its layers have equal ones, else one per layer. Arrays that are stored for all layers
+      together are held in memory.
 
     Raises:
-      CheckpointError: If that does not fit.
-      ValueError: If it is not certain on which axis layers are stacked, or an array has no values.
+      CheckpointError: If those do not fit into memory.
+      ValueError: If the axis on which layers are stacked is ambiguous, or an array is empty.
     """
     check_dimensions({name: array.shape for name, array in arrays.items()})
     stacked: dict[str, list[str]] = {}
@@ -70,7 +70,7 @@ def unstack_layers(arrays: Arrays) -> dict[str, Array]:
 
 
 def split_heads(name: str, kernel: np.ndarray, *, num_heads: int) -> np.ndarray:
-    """Returns an attention kernel with heads on an axis of their own, and any other array as it is."""
+    """Returns an attention kernel with a separate axis for heads, and any other array unchanged."""
     match = _HEADS_APART.fullmatch(name)
     if match is None:
         return kernel
@@ -81,10 +81,10 @@ def split_heads(name: str, kernel: np.ndarray, *, num_heads: int) -> np.ndarray:
 
 
 def _layer_axis(arrays: Arrays, home: str, *, names: Sequence[str]) -> int:
-    """Returns the only axis on which all arrays of a stack can have its layers; the norms, of two axes, tell."""
+    """Returns the only axis on which all arrays of a stack can have its layers, judged by the norms' two axes."""
     norm, width = f"{home}pre_mlp_layer_norm/scale", arrays[_EMBEDDING].shape[-1]
     shape = arrays[norm].shape if norm in arrays else ()
-    # Axes that the norms leave, and for each an array that has another number of layers there.
+    # Axes that the norms allow, and for each an array with another number of layers there.
     odd = {
         axis: next((name for name in names if arrays[name].shape[axis : axis + 1] != (shape[axis],)), None)
         for axis in _AXES
@@ -104,12 +104,12 @@ def _layer_axis(arrays: Arrays, home: str, *, names: Sequence[str]) -> int:
 
 
 def _has_layers_apart(array: Array, axis: int) -> bool:
-    """Returns whether each layer of a stacked array can be read by itself."""
+    """Returns whether each layer of a stacked array can be read separately."""
     return isinstance(array, StoredArray) and array.divides(axis, array.shape[axis])
 
 
 def _layers(array: Array, axis: int) -> Iterator[Array]:
-    """Yields the layers of a stacked array. One by one, its chunks would be read as often as it has layers."""
+    """Yields the layers of a stacked array; reading them one by one would read its chunks once per layer."""
     if isinstance(array, StoredArray) and _has_layers_apart(array, axis):
         return (array.at(index, axis=axis) for index in range(array.shape[axis]))
     return iter(np.moveaxis(np.asarray(array), axis, 0))
@@ -126,12 +126,12 @@ def _join_heads(name: str, kernel: Array) -> Array:
 
 
 def _with_settled_tables(arrays: Arrays) -> dict[str, Array]:
-    """Returns the arrays with tables of all stacks, or of all layers, of one name."""
+    """Returns the arrays with relative position tables either for all stacks or for all layers."""
     settled: dict[str, Array] = {}
     of_layers: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}}
     for name, array in arrays.items():
         match = _TABLE_OF_A_LAYER.fullmatch(name)
-        # With a table of both kinds, what the model computes is unknown: the layers' stay, and are refused by name.
+        # With tables of both kinds, the computation is unknown: the layers' tables stay, and are refused by name.
         if match is None or _table_of(match.group(1)) in arrays:
             settled[name] = array
         else:
@@ -139,7 +139,7 @@ def _with_settled_tables(arrays: Arrays) -> dict[str, Array]:
     if any(_differ(list(tables.values())) for tables in of_layers.values()):
         for stack, tables in of_layers.items():
             if not tables and _table_of(stack) in settled:
-                # One for a stack is the same for each of its layers.
+                # A stack's table applies to each of its layers.
                 shared = settled.pop(_table_of(stack))
                 tables = dict.fromkeys(_layers_of(arrays, stack), shared)
             settled |= {f"{stack}/layers_{index}/relpos_bias/rel_embedding": table for index, table in tables.items()}
@@ -153,23 +153,23 @@ def _table_of(stack: str) -> str:
 
 
 def _differ(tables: Sequence[Array]) -> bool:
-    # No table that is not finite is equal to another.
+    # A table that is not finite equals no other.
     return any(not are_equal(tables[0], table) for table in tables[1:])
 
 
 def _layers_of(arrays: Arrays, stack: str) -> list[str]:
-    """Returns the numbers of a stack's layers, as their names have them."""
+    """Returns the numbers of a stack's layers, as in their names."""
     pattern = re.compile(rf"{stack}/layers_(\d+)/")
     return sorted({match.group(1) for name in arrays if (match := pattern.match(name))})
 
 
 def turned(head_dim: int, *, scale: np.float32, neighbours: bool) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns what makes our queries' or keys' kernels, (..., heads * head_dim), of those that are stored.
+    """Returns a function from stored query or key kernels, (..., heads * head_dim), to kernels in our form.
 
     Args:
       head_dim: Width of a head.
-      scale: By what they are multiplied.
-      neighbours: Whether value 2 i of a head is turned with value 2 i + 1 where they come from.
+      scale: Factor to multiply them by.
+      neighbours: Whether the source rotates value 2 i of a head together with value 2 i + 1.
     """
 
     def change(values: np.ndarray) -> np.ndarray:

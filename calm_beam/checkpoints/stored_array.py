@@ -1,6 +1,6 @@
-"""Weights that stay where they are stored until they are asked for, whole or by parts.
+"""Weights that stay in their files until they are used, completely or in parts.
 
-A model larger than the memory of its host is hashed, checked and given to its devices piece by piece.
+A model larger than its host's memory is hashed, checked and loaded onto devices piece by piece.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 
 from .metadata import CheckpointError
 
-# Most bytes of a piece, unless what is stored together takes more.
+# Most bytes of a piece, unless a chunk is larger.
 _PIECE_BYTES = 1 << 24
 _FLOAT_BYTES = 4
 
@@ -21,12 +21,12 @@ Slices = tuple[slice, ...]
 
 
 class StoredArray:
-    """An array in a file. Whatever its stored type, what is read of it is float32.
+    """An array in a file. It is read as float32, whatever its stored type.
 
     Attributes:
       shape: Its shape.
       stored_dtype: The type that it is stored in.
-      chunk: The shape of what is stored together: reading less of it costs as much as reading all.
+      chunk: The shape of what is stored together: reading a part of it costs as much as reading all of it.
     """
 
     dtype = np.dtype(np.float32)
@@ -39,13 +39,13 @@ class StoredArray:
         read: Callable[[Slices], np.ndarray],
         chunk: tuple[int, ...] | None = None,
     ) -> None:
-        """Remembers where an array is.
+        """Stores how to read an array.
 
         Args:
           shape: Its shape.
-          stored_dtype: A type of floats.
-          read: Returns a part of it, in any type of floats, given a slice for each axis, of step 1.
-          chunk: The shape of what is stored together; None if any part can be read by itself.
+          stored_dtype: A floating-point type.
+          read: Returns a part of it, in any floating-point type, given a slice of step 1 for each axis.
+          chunk: The shape of what is stored together; None if any part can be read separately.
         """
         self.shape = shape
         self.stored_dtype = stored_dtype
@@ -67,7 +67,7 @@ class StoredArray:
 
     @property
     def T(self) -> Self:  # noqa: N802 - numpy's name
-        """The array with its axes reversed, as unread as it is."""
+        """The array with its axes reversed, still unread."""
         return type(self)(
             self.shape[::-1],
             self.stored_dtype,
@@ -76,7 +76,7 @@ class StoredArray:
         )
 
     def at(self, index: int, *, axis: int) -> Self:
-        """Returns what stands at an index of an axis, which it then lacks, as unread as it is."""
+        """Returns the array at an index of an axis, without that axis, still unread."""
 
         def read(slices: Slices) -> np.ndarray:
             return self._read((*slices[:axis], slice(index, index + 1), *slices[axis:])).squeeze(axis)
@@ -85,7 +85,7 @@ class StoredArray:
         return type(self)(without[0], self.stored_dtype, read=read, chunk=without[1])
 
     def joined(self, axis: int) -> Self:
-        """Returns it with an axis and the next one as one, as unread as it is."""
+        """Returns the array with an axis and the next one merged, still unread."""
         inner = self.shape[axis + 1]
 
         def read(slices: Slices) -> np.ndarray:
@@ -101,7 +101,7 @@ class StoredArray:
         return type(self)(joined[0], self.stored_dtype, read=read, chunk=joined[1])
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """Returns a part of it as float32, read now; `index` is a slice of step 1 for each of the first axes."""
+        """Returns a part as float32, reading it now; `index` is a slice of step 1 for each of the first axes."""
         given = index if isinstance(index, tuple) else (index,)
         given = tuple(slice(None) if each is Ellipsis else each for each in given)
         slices = (*given, *(slice(None),) * (self.ndim - len(given)))
@@ -109,13 +109,13 @@ class StoredArray:
         assert all(step == 1 for _, _, step in bounds), "only parts that lie together are read"
         values = self._read(tuple(slice(start, stop) for start, stop, _ in bounds))
         with np.errstate(over="ignore"):
-            # What is too large for float32 becomes infinite, and is found then.
+            # Values too large for float32 become infinite, and are found by the check for finite values.
             return np.asarray(values, dtype=np.float32)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Returns all of it, read now, for numpy."""
+        """Returns the whole array for numpy, reading it now."""
         if copy is False:
-            raise ValueError("an array that is stored cannot be had without a copy.")
+            raise ValueError("a stored array cannot be read without a copy.")
         values = self[...]
         return values if dtype is None else values.astype(dtype, copy=False)
 
@@ -128,7 +128,7 @@ Array = np.ndarray | StoredArray
 
 
 def rows_of(array: Array, first: int, end: int) -> Array:
-    """Returns some rows of an array, as unread as it is; they must not cut what is stored together."""
+    """Returns some rows of an array, still unread; they must not split a chunk."""
     if not isinstance(array, StoredArray):
         return array[first:end]
     shape = (end - first, *array.shape[1:])
@@ -140,9 +140,9 @@ def rows_of(array: Array, first: int, end: int) -> Array:
 
 
 def pieces(array: Array) -> Iterator[np.ndarray]:
-    """Yields an array in C order as float32, by pieces of some rows that lie together in memory.
+    """Yields an array in C order as float32, in pieces of consecutive rows.
 
-    A piece has 16 MiB at most, or what is stored together if that is more.
+    A piece has at most 16 MiB, or one chunk if that is larger.
     """
     if isinstance(array, StoredArray) and array.ndim:
         together = array.chunk[0]
@@ -151,12 +151,12 @@ def pieces(array: Array) -> Iterator[np.ndarray]:
         for first in range(0, array.shape[0], rows):
             yield np.ascontiguousarray(array[first : first + rows], dtype="<f4")
     else:
-        # What is in memory is not copied, but for its order.
+        # An array in memory is copied only if its order differs.
         yield np.ascontiguousarray(array, dtype="<f4")
 
 
 def are_equal(one: Array, other: Array) -> bool:
-    """Returns whether two arrays have the same shape and the same values, as float32, none of which is NaN."""
+    """Returns whether two arrays have the same shape and the same float32 values, without NaN."""
     if one.shape != other.shape:
         return False
     if not one.shape:
@@ -171,11 +171,11 @@ def are_equal(one: Array, other: Array) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class FileStamp:
-    """What tells a file from another, or a later one, of its name.
+    """The identity of a file's content, to detect another or a later file of the same name.
 
     Attributes:
       path: The file.
-      mark: Its device, number, size and time of change.
+      mark: Its device, inode number, size and time of change.
     """
 
     path: pathlib.Path
@@ -188,11 +188,11 @@ class FileStamp:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size of the file in bytes."""
         return self.mark[2]
 
     def is_true(self) -> bool:
-        """Returns whether the file is the same still."""
+        """Returns whether the file is still unchanged."""
         try:
             return _mark(self.path.stat()) == self.mark
         except OSError:
@@ -204,15 +204,15 @@ def _mark(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 class StoredArrays(Mapping[str, Array]):
-    """Arrays by name, the files that they are read from, and what was computed of all of them once.
+    """Arrays by name, with the files that they are read from and their cached fingerprints.
 
     Attributes:
-      stamps: Of the files.
-      known: Fingerprints of the arrays, by what else went into them.
+      stamps: Stamps of the files.
+      known: Fingerprints of the arrays, by the text that was hashed with them.
     """
 
     def __init__(self, arrays: Mapping[str, Array], stamps: Iterable[FileStamp]) -> None:
-        """Keeps arrays, and stamps that were taken before any of them was read."""
+        """Keeps arrays, and stamps that were taken before reading any of them."""
         self._arrays = dict(arrays)
         self.stamps = tuple(stamps)
         self.known: dict[str, str] = {}
@@ -227,17 +227,17 @@ class StoredArrays(Mapping[str, Array]):
         return len(self._arrays)
 
     def of(self, arrays: Mapping[str, Array]) -> "StoredArrays":
-        """Returns arrays that were made of these, with the same files."""
+        """Returns arrays that are derived from these, with the same files."""
         return StoredArrays(arrays, self.stamps)
 
     def moved(self, arrays: Mapping[str, Any]) -> "StoredArrays":
-        """Returns arrays of the same values that no file can change any more; digests stay known."""
+        """Returns arrays with the same values that no longer depend on files; fingerprints stay cached."""
         moved = StoredArrays(arrays, ())
         moved.known = self.known
         return moved
 
     def check_unchanged(self) -> None:
-        """Refuses arrays whose files have changed since they were opened: parts would be of one model and of another.
+        """Refuses arrays whose files have changed since they were opened: parts could belong to different models.
 
         Raises:
           CheckpointError: If a file has changed, or is gone.

@@ -1,13 +1,13 @@
-"""The layout that T5X's `Checkpointer` writes: one msgpack file, and one zarr array a parameter.
+"""The layout that T5X's `Checkpointer` writes: one msgpack file, and one zarr array per parameter.
 
 `checkpoint_<step>/checkpoint` holds the tree; its leaves are either small arrays or TensorStore specs whose path is
 relative to the folder. Only the `target` tree (the weights) is read or written, never an optimizer's state: T5X infers
-without it, and fine-tunes from the weights alone with `fallback_to_scratch`. T5X itself is not needed.
+without it, and with `fallback_to_scratch` fine-tunes from the weights alone. T5X itself is not needed.
 
-The arrays of two models with another activation, or another maximum distance of relative positions, look alike. What
-T5X's layouts leave out is found out from the run's `config.gin`, the user, or T5 itself. T5X writes the configuration
-of a run to `config.gin` in its folder. Only bindings of literals are read, and macros in them; nothing is imported or
-run.
+Two models with different activations or maximum distances of relative positions have arrays of the same form. Facts
+that T5X's layouts leave out are taken from the run's `config.gin`, from the user, or from T5's defaults. T5X writes the
+configuration of a run to `config.gin` in its folder. Only bindings of literals are read, and macros in them; nothing is
+imported or run.
 Source: T5X `checkpoints.py` (version 3 of its format) and `train_state.py` (`InferenceState`); `gin_utils.py`
 (`config.gin`), `examples/t5/layers.py` and `examples/scalable_t5/layers.py` (names of activations are Flax's);
 Flaxformer `relative_position_biases.py` and `dense.py`; gin-config's syntax (scopes, macros, blocks).
@@ -35,14 +35,14 @@ from .orbax import read_arrays
 from .rearranged import split_heads
 from .stored_array import StoredArrays
 
-# Values are short; macros of macros could make them long.
+# Values are short, but nested macros could make them long.
 _MOST_TOKENS, _MOST_MACROS = 500, 50
 
 Tokens = Sequence[tokenize.TokenInfo]
 
 
 class GinBindings:
-    """The bindings of a gin file, of which values are looked at on demand."""
+    """The bindings of a gin file; values are parsed on demand."""
 
     def __init__(self, path: pathlib.Path) -> None:
         """Reads a file.
@@ -51,24 +51,24 @@ class GinBindings:
           path: A file such as T5X's `config.gin`.
 
         Raises:
-          CheckpointError: If it is not text of that form.
+          CheckpointError: If it is not a text in gin's syntax.
         """
         self.path = path
         try:
             # A later binding of the same parameter wins, as in gin.
             text = read_text(path)
             if "\0" in text:
-                # Of which versions of Python think differently.
+                # Python versions treat NUL differently.
                 raise SyntaxError("it holds NUL characters")
             self._bindings = dict(_bindings(text))
         except (tokenize.TokenError, SyntaxError) as error:
             raise CheckpointError(
-                f"{path}: cannot be read as a gin file ({error.args[0]}). Mend it, or move it away and pass activation "
+                f"{path}: cannot be read as a gin file ({error.args[0]}). Fix it, or move it away and pass activation "
                 "and relative_max_distance yourself."
             ) from error
 
     def values(self, *parameters: str) -> dict[str, Any]:
-        """Returns all values that are bound to parameters, by the names that they are bound by.
+        """Returns all values that are bound to parameters, by the full names of their bindings.
 
         Args:
           parameters: Names such as `T5Config.mlp_activations`, without modules and scopes.
@@ -94,7 +94,7 @@ class GinBindings:
             ) from error
 
     def _expanded(self, name: str, tokens: Tokens, *, macros: tuple[str, ...]) -> Iterator[str]:
-        """Yields the texts of a value's tokens with those of macros in their place."""
+        """Yields the texts of a value's tokens, with macros replaced by theirs."""
         if len(macros) > _MOST_MACROS:
             raise self._too_long(name)
         remaining = iter(tokens)
@@ -130,7 +130,7 @@ def _bindings(text: str) -> Iterator[tuple[str, Tokens]]:
 
 
 def _lines(text: str) -> Iterator[tuple[bool, Tokens]]:
-    """Yields logical lines, and whether they are indented: without comments, with what brackets or backslashes join."""
+    """Yields logical lines without comments, joined at brackets and backslashes, and whether they are indented."""
     depth = 0
     line: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -145,12 +145,12 @@ def _lines(text: str) -> Iterator[tuple[bool, Tokens]]:
             line.append(token)
 
 
-# What T5X calls the file, in the folder of a run.
+# T5X's name for the file, in the folder of a run.
 GIN_FILE = "config.gin"
 
 _ACTIVATIONS = ("T5Config.mlp_activations", "MlpBlock.activations")
 _MAX_DISTANCES = ("RelativePositionBiases.max_distance",)
-# What would be computed in another way than here, and what it is here.
+# Parameters that change the computation, with the supported value.
 _FIXED = {
     "MultiHeadDotProductAttention.rescale_logits": False,
     "MultiHeadDotProductAttention.use_rotary_embedding": False,
@@ -163,13 +163,13 @@ _THEIRS = {"gelu": "gelu", "silu": "swish", "relu": "relu"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known about a model beside its arrays.
+    """Facts about a model that its arrays do not show.
 
     Attributes:
-      activation: Of `T5Config`.
-      relative_max_distance: The same.
-      stated: Sentences on what a file or the user says, and which.
-      assumed: Sentences on what nobody says, and why it is taken for true.
+      activation: Field of `T5Config`.
+      relative_max_distance: Field of `T5Config`.
+      stated: Sentences on what a file or the user says, with the source.
+      assumed: Sentences on what no source says, with the reason for the assumption.
     """
 
     activation: str
@@ -179,11 +179,11 @@ class Facts:
 
 
 def find_facts(folders: tuple[pathlib.Path, ...], declared: Declared, *, gated_mlp: bool) -> Facts:
-    """Returns what a model in T5X's layout or Orbax's computes.
+    """Returns the facts that define the computation of a model in T5X's or Orbax's layout.
 
     Args:
-      folders: Where a `config.gin` may be; the first that has one counts.
-      declared: What the user says.
+      folders: Folders to search for `config.gin`; the first that has one counts.
+      declared: The user's declarations.
       gated_mlp: Whether the arrays are those of a gated feed-forward layer.
 
     Raises:
@@ -226,14 +226,14 @@ def find_facts(folders: tuple[pathlib.Path, ...], declared: Declared, *, gated_m
 
 
 def _assumed_in_words(assumed: Mapping[str, Any], *, why: str) -> str:
-    """Returns one sentence on all that is taken to be as in T5, by name, and how to say otherwise."""
+    """Returns one sentence on all values taken from T5's defaults, by name, and how to declare others."""
     named = ", and ".join(f"{name.lower()} is assumed to be {value}" for name, value in assumed.items())
     flags = " and ".join(f"--{name.lower().replace(' ', '_')}" for name in assumed)
     return f"{named[:1].upper()}{named[1:]}, as in T5: {why}. If that is not so, pass {flags}."
 
 
 def gin_text(config: T5Config) -> str:
-    """Returns a `config.gin` that says what the arrays of a model do not show."""
+    """Returns a `config.gin` with the facts that a model's arrays do not show."""
     activations = (_THEIRS[config.activation], *(["linear"] if config.gated_mlp else []))
     return (
         "# What the arrays of this model do not show. T5X takes it from the gin files of a run, calm-beam from here.\n"
@@ -243,7 +243,7 @@ def gin_text(config: T5Config) -> str:
 
 
 def _read_facts(path: pathlib.Path, *, gated_mlp: bool) -> tuple[str | None, int | None]:
-    """Returns activation and maximum distance as a `config.gin` has them, each None if it does not name it."""
+    """Returns activation and maximum distance from a `config.gin`, each None if it is not there."""
     bindings = GinBindings(path)
     for parameter, expected in _FIXED.items():
         for name, value in bindings.values(parameter).items():
@@ -261,7 +261,7 @@ def _read_facts(path: pathlib.Path, *, gated_mlp: bool) -> tuple[str | None, int
 
 
 def _activation(path: pathlib.Path, name: str, *, value: Any, gated_mlp: bool) -> str:
-    """Returns our name of an activation, given what T5X has for each input kernel, such as `('gelu', 'linear')`."""
+    """Returns our name of an activation for T5X's names by input kernel, such as `('gelu', 'linear')`."""
     names = list(value) if isinstance(value, tuple | list) else [value]
     is_known = all(isinstance(each, str) for each in names) and names[0:1] and names[0] in _OURS
     if not is_known or names[1:] not in ([], ["linear"]):
@@ -288,7 +288,7 @@ def _only(path: pathlib.Path, values: dict[str, Any]) -> Any:
 
 _VERSION = 3
 _CHUNK_BYTES = 64 * 2**20
-# Most bytes of arrays that are written at the same time, if one alone is not larger.
+# Most bytes of arrays that are written concurrently, unless one array is larger.
 _PENDING_BYTES = 256 * 2**20
 
 
@@ -316,7 +316,7 @@ def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> Stored
             raise TypeError(f"its target is a {type(target).__name__}, not a tree")
         leaves = flax.traverse_util.flatten_dict(target, is_leaf=lambda _, value: _is_spec(value), sep="/")
     except Exception as error:
-        # msgpack raises a dozen unrelated types on damaged input; all of them mean the same to the user.
+        # msgpack raises a dozen unrelated types for damaged input; all of them mean the same to the user.
         raise CheckpointError(
             f"{path}: not a T5X checkpoint ({type(error).__name__}: {shortened(error)}). "
             'Expected msgpack with {"optimizer": {"target": ...}}.'
@@ -337,23 +337,23 @@ def write_t5x(
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
 ) -> pathlib.Path:
-    """Writes a `checkpoint_<step>` folder, which appears whole or not at all, and returns it.
+    """Writes a `checkpoint_<step>` folder atomically, and returns its path.
 
-    Beside it, `config.gin` says what the arrays do not show, where that is not T5's. A model whose layers have relative
-    position biases of their own is written as `scalable_t5` has it with `scan_layers=False`, heads on their own axis.
+    A `config.gin` next to it has the facts that the arrays do not show, if they are not T5's. A model whose layers have
+    their own relative position biases is written like `scalable_t5` with `scan_layers=False`, with an axis for heads.
 
     Args:
-      directory: Where to; made if needed.
+      directory: The folder to write to; made if needed.
       config: Sizes of the model.
       arrays: Weights by name; stored as float32.
-      step: Number of the training step, at least 1: T5X takes 0 for "there is none". One of that number is replaced.
+      step: Number of the training step, at least 1: T5X takes 0 for "there is none". A step of that number is replaced.
       vocabulary_path: The SentencePiece model, or `tokenizer.json`, to copy to `directory`; with None, none is left
         there.
-      extra_ids: Its sentinels, which a file beside it then names.
+      extra_ids: Number of its sentinels, which a file next to it records.
 
     Raises:
-      ValueError: If the model is no T5, or one that begins or ends outputs in a way of its own; `step` is below 1; or
-        a `config.gin` in `directory` is of another model.
+      ValueError: If the model is not a T5, or has other start or end ids than T5; if `step` is below 1; or if a
+        `config.gin` in `directory` is of another model.
     """
     if not isinstance(config, T5Config):
         raise ValueError(f"T5X's layout holds T5s only, and this model is a {stored_architecture(config).name}.")
@@ -384,7 +384,7 @@ def write_t5x(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     if replaced.is_symlink():
-        # What lies behind it is not ours.
+        # A link's target belongs to someone else.
         replaced.unlink()
     else:
         shutil.rmtree(replaced, ignore_errors=True)
@@ -394,7 +394,7 @@ def write_t5x(
 
 
 def _missing_gin_text(directory: pathlib.Path, config: T5Config) -> str | None:
-    """Returns the `config.gin` that readers of a model need and do not find; None if they take it for what it is."""
+    """Returns the `config.gin` that readers of a model need but would not find; None if they need none."""
     found = find_facts((directory,), Declared(), gated_mlp=config.gated_mlp)
     if (found.activation, found.relative_max_distance) == (config.activation, config.relative_max_distance):
         return None
@@ -412,7 +412,7 @@ def _is_spec(value: Any) -> bool:
 
 
 def _place(directory: pathlib.Path, leaf: Any) -> Any:
-    """Returns an array in the tree itself, or where the zarr array is; T5X stores its path relative to the folder."""
+    """Returns an array that is in the tree, or the place of its zarr array, whose path is relative to the folder."""
     if isinstance(leaf, np.ndarray):
         return leaf
     relative = pathlib.PurePosixPath(str(leaf["kvstore"].get("path", ""))).name
@@ -448,7 +448,7 @@ def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: Arrays, step:
             raise _not_written(folder, error) from error
         pending_bytes += values.nbytes
         if pending_bytes > _PENDING_BYTES:
-            # What waits is held.
+            # Arrays that are being written stay in memory.
             finish()
             pending_bytes = 0
     finish()
@@ -461,13 +461,13 @@ def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: Arrays, step:
 
 
 def _not_written(folder: pathlib.Path, error: ValueError) -> CheckpointError:
-    """Returns the error for what TensorStore cannot write, without its specification of the array."""
+    """Returns the error for a failed write, without TensorStore's specification of the array."""
     reason = str(error).partition(" [")[0].rpartition(": ")[2]
     return CheckpointError(f"{folder.parent}: cannot be written: {reason}. Make room there, or choose another folder.")
 
 
 def _spec(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Returns the leaf that stands for an array in the tree."""
+    """Returns the leaf that represents an array in the tree."""
     row_bytes = 4 * int(np.prod(shape[1:]))
     chunks = [min(shape[0], max(1, _CHUNK_BYTES // row_bytes)), *shape[1:]]
     return {

@@ -1,8 +1,7 @@
-"""Reading data sets: JSONL, plain text, Parquet, TFRecord and SeqIO tasks, all to the same checked examples.
+"""Readers of data sets: JSONL, plain text, Parquet, TFRecord and SeqIO tasks, all giving the same checked examples.
 
-What a format is, and which there are: `calm_beam.inputs.formats`. That is loaded when data are first read: the reader
-of manifests takes from here what they say of a vocabulary, and no more. Packages that a format needs are imported when
-one of its files is read.
+`calm_beam.inputs.formats` defines the formats. It is loaded when data are first read, since the manifest reader imports
+this package for its vocabulary records only. A format's packages are imported when one of its files is read.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""Cells of CSV files that hold texts of others: none is a formula to a spreadsheet, and none is too long to be read.
+"""CSV cells with other people's text: no cell is a formula to a spreadsheet, and none is too long to be read.
 
-A spreadsheet computes a cell that begins with `=`, `+`, `-` or `@`, also behind a tab or a line break. A formula can
-run programs and send what stands beside it. An apostrophe before it makes it a text. It is put there when a text is
-written and taken away when it is read, so that every text comes back as it was; numbers are left alone.
+A spreadsheet computes a cell that begins with `=`, `+`, `-` or `@`, also after a tab or a line break. A formula can run
+programs and send the cells next to it. A leading apostrophe makes it a text. Writing adds the apostrophe and reading
+removes it, so that every text is read back unchanged; numbers stay as they are.
 """
 
 import csv
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from calm_beam.inputs.examples import LARGEST_ROW
 
-# Full-width forms are the same to some spreadsheets. Apostrophes before them too: one that was there stays one.
+# Some spreadsheets read full-width signs alike. Text that already has apostrophes gets one more, and keeps its own.
 _FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")
 _ESCAPED = re.compile("'+[=+\\-@\t\r\n＝＋－＠]")
 
@@ -28,7 +28,7 @@ def text_to_cell(text: str) -> str:
 
 
 def text_of_cell(cell: str) -> str:
-    """Returns the text that `text_to_cell` has made a cell of.
+    """Returns the text of a cell that `text_to_cell` has made.
 
     >>> text_of_cell("'=SUM(1)"), text_of_cell("'quoted'")
     ('=SUM(1)', "'quoted'")
@@ -37,7 +37,7 @@ def text_of_cell(cell: str) -> str:
 
 
 def csv_line(cells: Iterable[str]) -> str:
-    r"""Returns a line of a CSV file. Python's own writer leaves a carriage return bare, at which readers end the line.
+    r"""Returns a line of a CSV file. Python's csv writer leaves a carriage return unquoted; readers end the line there.
 
     >>> csv_line(["a", 'b"c', "d\re"])
     'a,"b""c","d\re"\n'
@@ -47,5 +47,5 @@ def csv_line(cells: Iterable[str]) -> str:
 
 
 def allow_long_cells() -> None:
-    """Lets Python's reader, from now on, take cells as long as rows may be; by itself it takes 131,072 characters."""
+    """Raises the csv module's limit on cells, 131,072 characters by default, to the longest row for this process."""
     csv.field_size_limit(max(csv.field_size_limit(), LARGEST_ROW))

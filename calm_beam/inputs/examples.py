@@ -1,6 +1,6 @@
-"""Calibration examples: what a row of any format must be, and their JSONL form.
+"""Calibration examples: the rules for a row of any format, and their JSONL form.
 
-A row may hold a chat instead of a prompt: `messages`, as chat models and their data sets have them.
+A row may hold a chat instead of a prompt: `messages`, in the form of chat models and their data sets.
 """
 
 import dataclasses
@@ -17,19 +17,19 @@ from calm_beam.errors import CalmBeamError
 from calm_beam.storage import strict_json
 
 CHAT = "messages"
-"""What a row has them under."""
+"""Key of a row's chat messages."""
 
 _EXPECTED = 'expected [{"role": "user", "content": "..."}], with or without the assistant\'s answer behind it'
 
 
 def of_one_turn(messages: Any) -> tuple[str, str | None]:
-    """Returns what a user says, and what an assistant answers, if that is there.
+    """Returns the user's text, and the assistant's answer or None.
 
     Args:
-      messages: One of a user, and one of an assistant or none; the content of each is a text, or parts of type text.
+      messages: A user's message, and optionally an assistant's; the content of each is a text, or parts of type text.
 
     Raises:
-      ValueError: If they are others; says which.
+      ValueError: If there are other messages; names their roles.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ValueError(f"{CHAT} is no list; {_EXPECTED}")
@@ -47,10 +47,10 @@ def of_one_turn(messages: Any) -> tuple[str, str | None]:
 
 
 def role_and_text(message: Any) -> tuple[str, str]:
-    """Returns who says what in a message: its content is a text, or parts that are texts.
+    """Returns the role and the text of a message, whose content is a text or parts of type text.
 
     Raises:
-      ValueError: If it is no such message.
+      ValueError: If it is not such a message.
     """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError(f"each of {CHAT} must be an object with role and content")
@@ -66,14 +66,14 @@ def role_and_text(message: Any) -> tuple[str, str]:
 _LARGEST_ID = 2**31 - 1
 
 NO_UTF_8 = "it holds bytes that are not UTF-8, or half of a surrogate pair. Convert it, for example with iconv."
-"""What to know about text that no file in UTF-8 can hold, as messages end."""
+"""End of messages about text that no UTF-8 file can hold."""
 NUL_CHARACTER = (
     "a NUL character, which vocabularies read as an unknown piece and outputs never have. Take it out, or find out "
     "whether the file is text at all."
 )
-"""What is said of a text with one."""
+"""End of messages about text with a NUL character."""
 
-# Bytes that are not UTF-8, as `errors="surrogateescape"` reads them.
+# Bytes that are not UTF-8, as `errors="surrogateescape"` decodes them.
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _NO_CLUSTER = "by which examples were to be clustered. Every line must name its cluster."
 _NO_GROUP = "which was to name its group. Every line must name its group."
@@ -83,31 +83,31 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
 LARGEST_ROW = 4 << 20
-"""Most bytes of a row, which a long novel has. Turning a text into token ids takes fifty times its size."""
+"""Most bytes of a row: enough for a long novel. Tokenizing a text takes fifty times its size in memory."""
 
 
 class DataError(CalmBeamError, ValueError):
-    """An example that is malformed, or a data set that cannot be calibrated on."""
+    """A malformed example, or a data set that cannot be used for calibration."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-    """One prompt, with the texts that would be right answers to it.
+    """One prompt, with its references: texts that are right answers.
 
     Attributes:
       id: Identifies the example within its data set.
-      has_own_id: Whether the id stood in the data; otherwise it was derived from the content.
-      input: The prompt as text, without task prefix; None if it came as token ids.
-      input_ids: The prompt as token ids, taken as they are; None if it came as text.
-      references: Right answers as texts, possibly none. Of `reference_ids` they are made where prompts are encoded:
-        `inputs.prompts.with_reference_texts`.
-      reference_ids: Right answers as token ids; None if they came as texts.
-      cluster: Name of the cluster it was drawn with; None where every example is drawn by itself.
-      group: Name of the group it belongs to, such as its language; None where groups are not told apart.
-      file_index: Which of the sorted data files it came from.
+      has_own_id: Whether the data have the id; otherwise it is derived from the content.
+      input: The prompt as text, without task prefix; None if the data have token ids.
+      input_ids: The prompt as token ids, unchanged; None if the data have text.
+      references: Right answers as texts, possibly none. `inputs.prompts.with_reference_texts` makes them of
+        `reference_ids` when prompts are encoded.
+      reference_ids: Right answers as token ids; None if the data have texts.
+      cluster: Name of the cluster it was drawn with; None if every example is drawn by itself.
+      group: Name of its group, such as its language; None if there are no groups.
+      file_index: Index of its file among the sorted data files.
       line: Number of its line, row or record in that file, from 1.
-      repeats_prompt: Whether an example before it, in an order by ids, has the same prompt, or one of the part that
-        chooses where it confirms; always False where examples with equal prompts meet in one shard.
+      repeats_prompt: Whether an example before it, in the order by ids, has the same prompt; for a holdout one, also
+        whether a selection example has. Always False if equal prompts come into one shard.
     """
 
     id: str
@@ -129,33 +129,33 @@ class Example:
 
     @property
     def has_empty_reference(self) -> bool:
-        """Whether a right answer is to say nothing, so that no other output gets a score from it."""
+        """Whether a right answer is empty, so that only an empty output can match it."""
         return not all(map(str.strip, self.references)) or any(map(_is_empty, self.reference_ids or ()))
 
     def input_digest(self) -> bytes:
-        """Returns a digest of the prompt: equal for two examples exactly if their prompts are equal."""
+        """Returns a digest of the prompt: equal for two examples if and only if their prompts are equal."""
         return hashlib.sha256(json.dumps([self.input, self.input_ids]).encode()).digest()
 
     def content_digest(self) -> bytes:
-        """Returns a digest of id, prompt, references as they were given, cluster and group, 32 bytes."""
+        """Returns a 32-byte digest of id, prompt, references as given, cluster and group."""
         references = self.references if self.reference_ids is None else self.reference_ids
         content: list[object] = [self.id, self.input, self.input_ids, references]
         if self.cluster is not None:
             content.append(self.cluster)
         if self.group is not None:
-            # By its name, so that no group is taken for a cluster.
+            # Under its name, so that a group is never taken for a cluster.
             content.append({"group": self.group})
         return hashlib.sha256(json.dumps(content).encode()).digest()
 
     def in_words(self) -> str:
-        """Returns what messages call the example; one without an id of its own is found by its place."""
+        """Returns the example's name in messages; if the data have no id, with its file and row."""
         place = "" if self.has_own_id else f" (row {self.line} of data file {self.file_index + 1}, sorted by name)"
         return f"example {self.id}{place}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowKeys:
-    """Which keys of a row hold what, and what every row must have.
+    """The keys of a row's values, and what every row must have.
 
     Token ids are always under `input_ids` and `reference_ids`, ids of examples under `id`.
 
@@ -163,9 +163,9 @@ class RowKeys:
       inputs: Key of the prompt's text.
       targets: Key of the references: a list of texts, or, under another key than `references`, one text.
       cluster: Key of the cluster's name, a text or an integer; None reads no cluster.
-      group: Key of the group's name, likewise; None reads no group.
+      group: Key of the group's name, a text or an integer; None reads no group.
       needs_references: Whether an example without references is an error.
-      has_vocabulary: Whether outputs become texts. If not, references that are texts are an error: held against token
+      has_vocabulary: Whether outputs become texts. If not, references that are texts are an error: compared with token
         ids, they would give every output a score of 0, and every risk would be 0.
     """
 
@@ -187,7 +187,7 @@ def parse_examples(raw: BinaryIO, *, path: str, file_index: int = 0, keys: RowKe
       raw: The file's bytes.
       path: Its name, for messages; read as gzip if it ends in `.gz`.
       file_index: Recorded in the examples.
-      keys: As in `example_of_row`.
+      keys: The keys of a row's values, and what every row must have.
 
     Raises:
       DataError: If the file is damaged or a line is not an example; names file and line.
@@ -225,7 +225,7 @@ class _Lines(Protocol[_Line]):
 
 
 def bounded_lines(lines: _Lines[AnyStr], *, name: str) -> Iterator[tuple[int, AnyStr]]:
-    """Yields the lines of an open file with their numbers, from 1; no more of one than may be is ever in memory.
+    """Yields the lines of an open file with their numbers, from 1; reads at most `LARGEST_ROW` of a line into memory.
 
     Args:
       lines: The file.
@@ -245,7 +245,7 @@ def check_utf_8(line: str, where: str) -> None:
     """Refuses a line that was not UTF-8 when it was read with `errors="surrogateescape"`; `where` names file and line.
 
     Raises:
-      DataError: If it holds a byte that is none; shows the first.
+      DataError: If it holds a byte that is not UTF-8; shows the first.
     """
     if not line.isascii() and (found := _ESCAPED.search(line)):
         byte = ord(found.group()) & 0xFF
@@ -271,11 +271,11 @@ def parse_example(
     """Returns the example in one line of a JSONL file.
 
     Args:
-      line: A JSON object, as in `example_of_row`.
+      line: A JSON object with the keys that `example_of_row` reads.
       path: The file, for messages.
       line_number: The line in it, from 1.
-      file_index: Which of the data files it is.
-      keys: As in `example_of_row`.
+      file_index: Index of the data file.
+      keys: The keys of a row's values, and what every row must have.
 
     Raises:
       DataError: If the line is not such an object; names file and line.
@@ -284,7 +284,7 @@ def parse_example(
     if not line.strip():
         raise DataError(f"{where}: is blank. Every line must be one JSON object.")
     try:
-        # Under keys that nobody reads too: a row is JSON, or it is not.
+        # Strict under unused keys too: a row either is JSON or is not.
         row = strict_json.loads(line.strip())
     except strict_json.StrictJSONError as error:
         raise DataError(f"{where}: {error}. Every line must be one JSON object.") from error
@@ -296,22 +296,22 @@ def parse_example(
 def example_of_row(
     row: Mapping[str, Any], *, where: str, position: int, file_index: int = 0, keys: RowKeys = DEFAULT_KEYS
 ) -> Example:
-    """Returns the example in one row, of whatever format: equal rows give equal examples, ids included.
+    """Returns the example in one row of any format: equal rows give equal examples, ids included.
 
     Args:
       row: Has `input` (text) or `input_ids` (list of token ids, padding 0 at the end is dropped), and optionally `id`
         (text) and `references` (list of texts) or `reference_ids` (list of lists of token ids). In place of a prompt it
-        may have `messages`: the user's text is the input then, and an assistant's a reference. Other keys are ignored.
+        may have `messages`: the user's text becomes the input, and an assistant's a reference. Other keys are ignored.
       where: File and row, for messages.
       position: Number of the row in its file, from 1.
-      file_index: Which of the data files it is.
-      keys: What the row has its input and references under, and what it must have.
+      file_index: Index of the data file.
+      keys: The keys of a row's values, and what every row must have.
 
     Returns:
       The example. Without `id`, the id is derived from prompt and references.
 
     Raises:
-      DataError: If the row has no such values, or texts hold a NUL character; names the place.
+      DataError: If a value is missing or of another type, or a text has a NUL character; names the place.
     """
     if CHAT in row and keys.inputs not in row and "input_ids" not in row:
         row = _of_messages(row, keys, where=where)
@@ -350,7 +350,7 @@ def example_of_row(
 
 
 def no_vocabulary_for(whose: str) -> str:
-    """Returns what is said of references that are texts, where outputs stay token ids; `whose` begins the sentence."""
+    """Returns the error message for text references without a vocabulary; `whose` begins the sentence."""
     return (
         f"{whose} references are texts, but outputs are token ids, since there is no vocabulary in or beside the "
         "checkpoint. Pass --vocabulary, or give reference_ids (lists of token ids) instead."
@@ -358,7 +358,7 @@ def no_vocabulary_for(whose: str) -> str:
 
 
 def mixed_prompts(text: str, ids: str) -> str:
-    """Returns what is said of a data set that has both kinds of prompts; takes a row with text, and one with ids."""
+    """Returns the error message for a data set with both kinds of prompts, given a row with text and one with ids."""
     return (
         f"{text}: its prompt is text, but that of {ids} is token ids. Texts are encoded with prefix and eos, ids are "
         "taken as they are: make one data set of each kind."
@@ -366,7 +366,7 @@ def mixed_prompts(text: str, ids: str) -> str:
 
 
 def _of_messages(row: Mapping[str, Any], keys: RowKeys, *, where: str) -> Mapping[str, Any]:
-    """Returns a row with the input that its messages are, and the reference if there is one."""
+    """Returns a row whose messages are replaced by the input, and by the reference if there is an answer."""
     try:
         text, answer = of_one_turn(row[CHAT])
     except ValueError as error:
@@ -435,7 +435,7 @@ def _name(row: Mapping[str, Any], key: str, *, where: str, missing: str) -> str:
 
 
 def _check_text(value: str | None, where: str) -> None:
-    """Refuses what JSON can spell but is no text: half of a surrogate pair, which no file can hold, and NUL."""
+    """Refuses strings that JSON can spell but that are not text: with NUL, or with half of a surrogate pair."""
     if "\0" in (value or ""):
         raise DataError(f"{where}: {_shown(value)} holds {NUL_CHARACTER}")
     try:
@@ -460,5 +460,5 @@ def _are_numbers(value: Any) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Returns a value for a message, cut when it is long."""
+    """Returns a value for a message; a long one is cut."""
     return _SHORT.repr(value)

@@ -1,4 +1,4 @@
-"""Finding the files that hold a data set, and what identifies their content."""
+"""Finds the files of a data set, and identifies their content."""
 
 import dataclasses
 import hashlib
@@ -19,7 +19,7 @@ _CHUNK = 2**20
 
 
 class NoFilesError(DataError):
-    """What was named is no file, or no pattern of one."""
+    """A name that is neither a file nor a pattern that matches one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,9 @@ class DataFiles:
     """Files that hold one data set.
 
     Attributes:
-      patterns: As the user gave them.
-      files: Absolute paths, sorted, each once; of SeqIO tasks, their shards.
-      reading: How they are read.
+      patterns: The user's patterns.
+      files: Absolute paths, sorted, each once; for SeqIO tasks, their shards.
+      reading: How to read them.
     """
 
     patterns: tuple[str, ...]
@@ -38,21 +38,21 @@ class DataFiles:
 
     @classmethod
     def found(cls, patterns: str | Sequence[str], *, reading: Reading = AS_USUAL) -> Self:
-        """Returns the files that patterns name.
+        """Returns the files that match the patterns.
 
         Args:
           patterns: Paths or globs, local or on Cloud Storage, or names of SeqIO data.
-          reading: How they will be read.
+          reading: How to read them.
 
         Raises:
-          NoFilesError: If a pattern matches no file: none is passed over silently.
-          DataError: If a file has no format, or one without the fields that are named.
+          NoFilesError: If a pattern matches no file: none is skipped silently.
+          DataError: If a file's format is unknown, or has no fields although some are named.
           OSError: If Cloud Storage cannot be listed.
-          ValueError: If packages that they need are missing, or a SeqIO task.
+          ValueError: If a package that they need is missing, or a SeqIO task does not exist.
         """
         given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-        # By what links lead to: a file of two names is read once. Its name, not that of what a link leads to, tells the
-        # format; caches keep files under digests.
+        # Keyed by link targets, so that a file with two names is read once. Its name, not its target's, gives the
+        # format: caches name files by digests.
         found: dict[str, str] = {}
         for pattern in given:
             if is_seqio(pattern):
@@ -72,17 +72,17 @@ class DataFiles:
 
 
 def matching_files(pattern: str, *, among: Sequence[str] = ()) -> dict[str, str]:
-    """Returns the files that a path or glob names, local or on Cloud Storage: by what links lead to, their names.
+    """Returns the files that match a path or glob, local or on Cloud Storage: their names by their link targets.
 
     Args:
       pattern: The path or glob.
-      among: All that were named with it, separated by commas.
+      among: All patterns that were given with it, separated by commas.
 
     Raises:
       NoFilesError: If there is none.
       OSError: If Cloud Storage cannot be listed.
     """
-    # A file that is called so is meant, even where the name is a pattern too.
+    # An existing file of that name takes precedence over the name as a pattern.
     is_name = not is_cloud_path(pattern) and is_file(pattern)
     matches = [pattern] if is_name else sorted(list_files(pattern))
     if not matches and is_folder(pattern):
@@ -96,9 +96,9 @@ def matching_files(pattern: str, *, among: Sequence[str] = ()) -> dict[str, str]
 
 
 def digest_of_files(files: Sequence[str]) -> str:
-    """Returns `sha256:` and 64 digits: equal for data files of equal content, whatever they are called.
+    """Returns `sha256:` and 64 digits: equal for data files of equal content, whatever their names.
 
-    SeqIO data are known by their names alone. Objects on Cloud Storage are known by size and checksum.
+    SeqIO data are identified by their names only, and objects on Cloud Storage by size and checksum.
 
     Raises:
       OSError: If a file cannot be read.
@@ -120,7 +120,7 @@ def _content_of(path: str) -> str:
 
 
 def _hint(pattern: str, patterns: Sequence[str]) -> str:
-    """Returns what to know about a pattern that matches nothing; empty where there is nothing."""
+    """Returns a hint for a pattern without matches; empty if there is none."""
     if len(patterns) > 1:
         return " Commas separate names; of a single file, the name may have some."
     if any(mark in pattern for mark in "*?["):

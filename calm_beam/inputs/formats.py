@@ -1,7 +1,7 @@
-"""The formats of data, by name and by suffix, and the one door through which every example is read.
+"""The formats of data, by name and by suffix, and `read_examples`, through which every example is read.
 
-Three formats are here: JSONL, one JSON object a line; plain text, one prompt a line, with no ids and no references;
-and Parquet, one row an example, read by row group. Those that TensorFlow reads are in `tensorflow_formats`.
+Three formats are here: JSONL, one JSON object per line; plain text, one prompt per line, without ids and references;
+and Parquet, one row per example, read by row group. `tensorflow_formats` has those that need TensorFlow.
 """
 
 import codecs
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 
 
 class Jsonl(WholeFiles):
-    """JSONL, read as gzip where the name ends in `.gz`; a file is one part, since lines have no index."""
+    """JSONL, read as gzip if the name ends in `.gz`; a file is one part, since lines have no index."""
 
     row = "line"
     has_fields = True
 
     def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
-        """Yields the examples; `DataError` names the line that is none."""
+        """Yields the examples; `DataError` names a malformed line."""
         keys = reading.keys(inputs=DEFAULT_KEYS.inputs, targets=DEFAULT_KEYS.targets)
         with open_input(part.path) as raw:
             yield from parse_examples(raw, path=part.path, file_index=part.file_index, keys=keys)
 
 
 class PlainText(WholeFiles):
-    """Plain text in UTF-8, read as gzip where the name ends in `.gz`; a prompt is its line without the line's end."""
+    """Plain text in UTF-8, read as gzip if the name ends in `.gz`; a prompt is a line without its line break."""
 
     row = "line"
     has_fields = False
 
     def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
-        """Yields the examples; `DataError` names the line that is none."""
+        """Yields the examples; `DataError` names a malformed line."""
         keys = reading.keys(inputs=DEFAULT_KEYS.inputs, targets=DEFAULT_KEYS.targets)
         with open_input(part.path) as raw:
             for number, line in numbered_lines(raw, path=part.path):
                 where = f"{part.path}, line {number}"
                 if number == 1:
-                    # No part of the prompt, though it would decode as a character.
+                    # A byte order mark is not part of the prompt, though it would decode as a character.
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if not line.strip():
                     raise DataError(f"{where}: is blank. Every line must be one prompt.")
@@ -71,12 +71,12 @@ class PlainText(WholeFiles):
                 )
 
 
-# Rows that are read at a time: few, since a long text that is stored once may be in all of them.
+# Rows read at a time: few, since one long stored text may occur in all of them.
 _BATCH = 16
 
 
 class Parquet:
-    """Parquet with the columns of a JSONL row; an entry that is null is as if the key were not there.
+    """Parquet with the columns of a JSONL row; a null is read as a missing key.
 
     A row group is a part, so that workers share a large file.
     """
@@ -85,13 +85,13 @@ class Parquet:
     has_fields = True
 
     def check_installed(self) -> None:
-        """Raises `MissingExtraError` without pyarrow, which what serves is installed without."""
+        """Raises `MissingExtraError` without pyarrow, which serving installs do not have."""
         if importlib.util.find_spec("pyarrow") is None:
             raise MissingExtraError("reading Parquet needs pyarrow: pip install pyarrow.")
 
     def parts(self, path: str, *, file_index: int) -> Sequence[FilePart]:
-        """Returns the row groups that have rows."""
-        # Here, since what serves reads no Parquet and is installed without it.
+        """Returns the row groups that are not empty."""
+        # Imported here: serving reads no Parquet and installs no pyarrow.
         import pyarrow.parquet
 
         found = version(path)
@@ -100,7 +100,7 @@ class Parquet:
                 sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         except (pyarrow.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                # Of the disk, and not of what is on it.
+                # An error of the disk, and not of the file's content.
                 raise
             raise DataError(f"{path}: cannot be read as Parquet ({' '.join(str(error).split())}).") from error
         firsts = [1 + sum(sizes[:group]) for group in range(len(sizes))]
@@ -111,7 +111,7 @@ class Parquet:
         )
 
     def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
-        """Yields the examples of a row group; `DataError` names the row that is none."""
+        """Yields the examples of a row group; `DataError` names a malformed row."""
         import pyarrow.parquet
 
         keys = reading.keys(inputs=DEFAULT_KEYS.inputs, targets=DEFAULT_KEYS.targets)
@@ -120,7 +120,7 @@ class Parquet:
         try:
             with (
                 open_input(part.path) as raw,
-                # Where pages have checksums, as those of many writers do.
+                # Many writers add page checksums.
                 pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False) as file,
             ):
                 if version(part.path) != part.version:
@@ -128,7 +128,7 @@ class Parquet:
                 names = file.schema_arrow.names
                 twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
                 if twice is not None:
-                    # A row could take either.
+                    # Otherwise it would be undefined which column a row takes.
                     raise DataError(f"{part.path}: has two columns named {twice!r}. Rename or drop one of them.")
                 if keys.inputs not in names and "input_ids" not in names:
                     wanted.add(CHAT)
@@ -138,7 +138,7 @@ class Parquet:
                         f"{part.path}: has none of the columns {keys.inputs} and input_ids, only "
                         f"{', '.join(names)}. Name the column of the prompts with --inputs_field."
                     )
-                # A thread of Arrow's that lets go of Python's memory while the interpreter ends aborts the process.
+                # An Arrow thread that releases Python memory during interpreter shutdown aborts the process.
                 batches = file.iter_batches(_BATCH, row_groups=[part.row_group], columns=columns, use_threads=False)
                 for batch in batches:
                     for row in _parquet_rows(batch, part.path, position=position):
@@ -146,12 +146,12 @@ class Parquet:
                         yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
                         position += 1
         except (pyarrow.ArrowException, OSError) as error:
-            # Whatever is wrong with a page comes as one of the two.
+            # Arrow reports any damaged page as one of the two.
             raise DataError(f"{part.path}: damaged Parquet data after row {position - 1} ({error}).") from error
 
 
 def _parquet_rows(batch: "pyarrow.RecordBatch", path: str, *, position: int) -> list[dict[str, Any]]:
-    """Returns the rows of a batch that begins at a position, without what is null."""
+    """Returns the rows of a batch, without nulls; `position` is that of its first row."""
     try:
         rows = batch.to_pylist()
     except UnicodeDecodeError:
@@ -160,7 +160,7 @@ def _parquet_rows(batch: "pyarrow.RecordBatch", path: str, *, position: int) -> 
 
 
 def _parquet_row(batch: "pyarrow.RecordBatch", index: int, *, where: str) -> dict[str, Any]:
-    """Returns one row of a batch that holds text which is none."""
+    """Returns one row of a batch; names the row if a text is not UTF-8."""
     row: dict[str, Any]
     try:
         (row,) = batch.slice(index, 1).to_pylist()
@@ -170,10 +170,10 @@ def _parquet_row(batch: "pyarrow.RecordBatch", index: int, *, where: str) -> dic
 
 
 class Format(Protocol):
-    """A form that data come in.
+    """A format of data files.
 
     Attributes:
-      row: What its rows are called in messages.
+      row: The word for its rows in messages.
       has_fields: Whether its rows have named fields.
     """
 
@@ -181,11 +181,11 @@ class Format(Protocol):
     has_fields: bool
 
     def check_installed(self) -> None:
-        """Raises `MissingExtraError` if packages that it needs are missing."""
+        """Raises `MissingExtraError` if packages that the format needs are missing."""
         ...
 
     def parts(self, path: str, *, file_index: int) -> Sequence[FilePart]:
-        """Returns what of a file can be read independently: together all of it, and no row twice.
+        """Returns the parts of a file that can be read independently; each row is in exactly one.
 
         Raises:
           DataError: If the file is not of this format.
@@ -211,7 +211,7 @@ FORMATS: Mapping[str, Format] = types.MappingProxyType(
     }
 )
 
-# TFDS and T5X put the number of a part behind the suffix.
+# TFDS and T5X put the number of a part after the suffix.
 _SUFFIXES = {
     "jsonl": re.compile(r"\.jsonl(\.gz)?"),
     "text": re.compile(r"\.txt(\.gz)?"),
@@ -221,10 +221,10 @@ _SUFFIXES = {
 
 
 def format_of(path: str, reading: Reading = AS_USUAL) -> Format:
-    """Returns the format that a file is read as.
+    """Returns the format of a file.
 
     Raises:
-      DataError: If none was named and the suffix tells none.
+      DataError: If none was named and the suffix is not one of a format.
     """
     if is_seqio(path):
         return FORMATS["seqio"]
@@ -240,16 +240,16 @@ def format_of(path: str, reading: Reading = AS_USUAL) -> Format:
 
 
 def check_installed(paths: Iterable[str], reading: Reading = AS_USUAL) -> None:
-    """Raises `MissingExtraError` if packages are missing that files need; `DataError` as `format_of`."""
+    """Raises `MissingExtraError` if packages that files need are missing, and the `DataError` of `format_of`."""
     for format_ in {format_of(path, reading) for path in paths}:
         format_.check_installed()
 
 
 def parts_of(path: str, reading: Reading = AS_USUAL, *, file_index: int = 0) -> Sequence[FilePart]:
-    """Returns what of a file can be read independently, at least one part.
+    """Returns the parts of a file that can be read independently, at least one.
 
     Raises:
-      DataError: If the file is not of its format, or is seen to be empty.
+      DataError: If the file is not of its format, or is visibly empty.
     """
     parts = format_of(path, reading).parts(path, file_index=file_index)
     if not parts:
@@ -261,12 +261,12 @@ def read_examples(source: str | FilePart, reading: Reading = AS_USUAL, *, file_i
     """Yields the examples of a file, local or on Cloud Storage, or of a part of one.
 
     Args:
-      source: The file, or one of its `parts_of`.
-      reading: How it is read.
-      file_index: Recorded in the examples; a part knows its own.
+      source: The file, or one of its parts.
+      reading: How to read it.
+      file_index: Recorded in the examples; a part has its own.
 
     Raises:
-      DataError: If the file is damaged or a row is not an example; names file and row. An empty file is none.
+      DataError: If the file is damaged or empty, or a row is not an example; names file and row.
     """
     path = source.path if isinstance(source, FilePart) else source
     format_ = format_of(path, reading)
@@ -278,10 +278,10 @@ def read_examples(source: str | FilePart, reading: Reading = AS_USUAL, *, file_i
 
 
 def place_of(path: str, position: int, *, reading: Reading = AS_USUAL) -> str:
-    """Returns in words where an example stands, such as `a.jsonl, line 3`."""
+    """Returns the place of an example as text, such as `a.jsonl, line 3`."""
     return f"{path}, {format_of(path, reading).row} {position}"
 
 
 def no_examples(path: str) -> str:
-    """Returns what is said of an empty file."""
+    """Returns the error message for an empty file."""
     return f"{path}: holds no examples. A part that was lost would bias the result."

@@ -1,7 +1,7 @@
-"""Looking at a data set before work starts: its first examples, about how many it has, or all of them.
+"""Checks of a data set before work starts: its first examples, an estimate of their number, or all of them.
 
-The estimate of the number takes no time: no file is read beyond its beginning. The same files give the same number on
-every machine. All examples are read at once only from a data set that is small enough to be held.
+The estimate is quick: only the beginning of each file is read. The same files give the same number on every machine.
+All examples are read at once only from a data set that is small enough for memory.
 """
 
 import collections
@@ -23,17 +23,17 @@ from .formats import FORMATS, format_of, place_of, read_examples
 from .reading import Reading, SeqIOShard, is_seqio, seqio_name
 from .set_parts import CALIBRATING, Split
 
-# In every file, and in one shard of a SeqIO task; the rest is checked by the workers.
+# Per file, and in one shard of a SeqIO task; workers check the rest.
 _PREVIEWED_EXAMPLES = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataPreview:
-    """What the first examples of every file hold.
+    """The kinds of values in the first examples of every file.
 
     Attributes:
-      text_prompt: Where the first prompt stands that is text; None if all are token ids.
-      text_reference: Where the first references stand that are texts; None if there are none.
+      text_prompt: Place of the first prompt that is text; None if all are token ids.
+      text_reference: Place of the first references that are texts; None if there are none.
     """
 
     text_prompt: str | None
@@ -41,13 +41,13 @@ class DataPreview:
 
 
 def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
-    """Returns what kinds of values the data hold, having checked the first examples of every file.
+    """Returns the kinds of values in the data, after checking the first examples of every file.
 
-    Of a SeqIO task, one shard is looked at: a task makes all its examples alike, may have a thousand shards, and each
-    takes a second to open. Preprocessors may leave nothing of a shard, so that the next one is tried then.
+    Only one shard of a SeqIO task is read: all shards come from the same preprocessors, there may be a thousand, and
+    each takes a second to open. Preprocessors may drop all examples of a shard; then the next one is tried.
 
     Raises:
-      DataError: If one of them is malformed, a file has none, or prompts are texts here and token ids there.
+      DataError: If one of them is malformed, a file has none, or some prompts are texts and others token ids.
     """
     first: dict[str, str] = {}
     has_examples: dict[str, bool] = {}
@@ -73,13 +73,13 @@ def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
 
 
 def count_examples(data: DataFiles, *, at_most: int) -> int | None:
-    """Returns how many examples data hold; None if they are more than that many, and then it has stopped reading.
+    """Returns the number of examples; None once there are more than `at_most`, and then it stops reading.
 
-    Of a file with a malformed row, those before it count: whoever reads it to use it names the row.
+    In a file with a malformed row, the rows before it count: the later full read reports that row.
 
     Args:
       data: The files.
-      at_most: The most that matter.
+      at_most: The largest number of interest.
 
     Raises:
       OSError: If a file cannot be read.
@@ -95,16 +95,16 @@ def count_examples(data: DataFiles, *, at_most: int) -> int | None:
 
 
 def _task_name(shard: str) -> str:
-    """Returns the name of the split that a shard is one of."""
+    """Returns the name of the split that a shard belongs to."""
     found = SeqIOShard.named(shard)
     return seqio_name(found.task, found.split)
 
 
 def check_parts_of_data(data: DataFiles, part: Split) -> None:
-    """Refuses data that leave one of the parts empty; reads them until there is an example of each.
+    """Refuses data that leave one of the parts empty; reads until each part has an example.
 
     Raises:
-      UsageError: If they do.
+      UsageError: If a part is empty.
       DataError: If a row is malformed.
     """
     seen: collections.Counter[str] = collections.Counter()
@@ -112,7 +112,7 @@ def check_parts_of_data(data: DataFiles, part: Split) -> None:
     for index, path in enumerate(data.files):
         for example in read_examples(path, data.reading, file_index=index):
             seen[example.id] += 1
-            # As examples with equal ids are told apart.
+            # Numbered like `sharding.with_unique_ids` numbers examples with equal ids.
             count = seen[example.id]
             named = dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example
             names.add(part.takes(named))
@@ -126,21 +126,21 @@ def check_parts_of_data(data: DataFiles, part: Split) -> None:
     )
 
 
-# Of what is unpacked of a file.
+# Most unpacked bytes of a file.
 _READ_BYTES = 2**20
-# Files looked at; the others are taken to be as these.
+# Files that are read; the others count as similar.
 _MOST_FILES = 32
-# Length and its checksum, 8 and 4 bytes, come before a record, its checksum behind it.
+# A record has its length and a checksum of that before it (8 and 4 bytes), and its own checksum after it.
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 
 
 def estimated_examples(data: DataFiles) -> int | None:
-    """Returns about how many examples files hold; None where nothing tells.
+    """Returns an estimate of the number of examples in files; None if there is no way to tell.
 
-    That is for no files, and for SeqIO tasks, of which sources and preprocessors do not say.
+    It is None for no files, and for SeqIO tasks, whose sources and preprocessors do not give a number.
 
     Args:
-      data: The files. What is wrong with them is not found here.
+      data: The files. Their errors are not reported here.
 
     Raises:
       OSError: If one cannot be read.
@@ -158,7 +158,7 @@ def _spread(files: Sequence[str]) -> list[str]:
 
 
 def _examples_in_file(path: str, reading: Reading) -> float:
-    """Returns the rows of a file, estimated from its beginning unless that is all of it."""
+    """Returns the number of rows of a file, estimated from its beginning unless that is the whole file."""
     form = format_of(path, reading)
     if form is FORMATS["parquet"]:
         return _parquet_rows(path)
@@ -181,12 +181,12 @@ def _parquet_rows(path: str) -> float:
         with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw, pre_buffer=False) as file:
             return float(file.metadata.num_rows)
     except (pyarrow.ArrowException, OSError):
-        # Whoever reads the data says what is wrong.
+        # The reader of the data reports what is wrong.
         return 0.0
 
 
 def _unpacked(packed: bytes) -> tuple[bytes, int]:
-    """Returns the first bytes of what was packed by gzip, and how many bytes of the file these take."""
+    """Returns the first bytes of gzipped data unpacked, and how many packed bytes they take."""
     raw = io.BytesIO(packed)
     content = bytearray()
     try:
@@ -194,7 +194,7 @@ def _unpacked(packed: bytes) -> tuple[bytes, int]:
             while len(content) < _READ_BYTES and (block := file.read1(2**16)):
                 content += block
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        # The beginning of a file ends somewhere.
+        # The stream is cut off where the beginning ends.
         taken = len(packed)
     else:
         taken = raw.tell()
@@ -202,12 +202,12 @@ def _unpacked(packed: bytes) -> tuple[bytes, int]:
 
 
 def _lines(head: bytes) -> float:
-    """Returns the lines that begin in some bytes, of the last of which a part may be missing."""
+    """Returns the number of lines that begin in some bytes; the last may be incomplete."""
     return head.count(b"\n") + (0 if head.endswith(b"\n") or not head else 1)
 
 
 def _records(head: bytes) -> float:
-    """Returns how many records of a TFRecord file begin in some bytes."""
+    """Returns the number of records of a TFRecord file that begin in some bytes."""
     count, place = 0, 0
     while place + _HEAD_BYTES <= len(head):
         length = int.from_bytes(head[place : place + 8], "little")
@@ -217,10 +217,10 @@ def _records(head: bytes) -> float:
 
 
 def read_all_examples(paths: Sequence[str], reading: Reading) -> list[Example]:
-    """Returns the examples of all files, each id of its own once, and with references either all or none.
+    """Returns the examples of all files, after checking that ids are unique and that all or none have references.
 
     Raises:
-      DataError: If they are otherwise; names two examples.
+      DataError: If not; names two examples.
       OSError: If a file cannot be read.
     """
     examples = [

@@ -12,7 +12,7 @@ class PromptSettings(Protocol):
 
     @property
     def task_prefix(self) -> str:
-        """What stands before every text."""
+        """The text before every prompt."""
         ...
 
     @property
@@ -23,7 +23,7 @@ class PromptSettings(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """An example with its references as texts, its token ids, at most `max_input_length`, and whether some were cut."""
+    """An example with its references as texts, its token ids, at most `max_input_length`, and whether it was cut."""
 
     example: Example
     ids: tuple[int, ...]
@@ -33,20 +33,20 @@ class Prompt:
 def encode_prompt(
     example: Example, vocabulary: Vocabulary | None, *, settings: PromptSettings, vocab_size: int, on_long: str
 ) -> Prompt:
-    """Returns the token ids of an example: those of prefix and text, and what belongs before and behind them.
+    """Returns the token ids of an example: of prefix and text, with the ids that belong before and after them.
 
-    Token ids given in the data are taken as they are: nothing is put before or after them.
+    Token ids from the data are unchanged: nothing is added before or after them.
 
     Args:
       example: The example.
-      vocabulary: Needed where the prompt is text.
-      settings: Gives prefix and longest length.
-      vocab_size: Token ids that the model knows.
+      vocabulary: Needed if the prompt is text.
+      settings: Gives the prefix and the maximum length.
+      vocab_size: Number of token ids that the model knows.
       on_long: `truncate` or `error`.
 
     Raises:
       DataError: If the prompt is text and there is no vocabulary, has an id the model does not know, or is too long and
-        `on_long` is `error`; or as in `with_reference_texts`.
+        `on_long` is `error`; also the errors of `with_reference_texts`.
     """
     example = with_reference_texts(example, vocabulary, vocab_size=vocab_size)
     room = settings.max_input_length
@@ -80,16 +80,16 @@ def encode_prompt(
 
 
 def with_reference_texts(example: Example, vocabulary: Vocabulary | None, *, vocab_size: int) -> Example:
-    """Returns the example with `references` that metrics can hold against its outputs: both texts, or both ids.
+    """Returns the example with `references` that metrics can compare with its outputs: both texts, or both ids.
 
     Args:
-      example: The example, as it was read or as this function has returned it.
-      vocabulary: Turns `reference_ids` into texts, as it does with outputs; without one both are ids joined by spaces.
-      vocab_size: Token ids that the model knows.
+      example: The example, as read or as returned by this function.
+      vocabulary: Turns `reference_ids` into texts like outputs; without it, both are ids joined by spaces.
+      vocab_size: Number of token ids that the model knows.
 
     Raises:
-      DataError: If references have an id that nothing could generate, or are texts and there is no vocabulary: held
-        against ids, they would give every output a score of 0, and so a risk of 0.
+      DataError: If references have an id that the model cannot generate, or are texts and there is no vocabulary:
+        compared with ids, they would give every output a score of 0, and so a risk of 0.
     """
     if example.reference_ids is None:
         if example.references and vocabulary is None:

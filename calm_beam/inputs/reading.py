@@ -1,7 +1,7 @@
-"""What readers of data files are given: how to read, and which part.
+"""Arguments of the readers of data files: how to read, and which part.
 
-`Reading` holds what decides, besides the bytes of the files, which examples they hold. A `FilePart` can be read
-independently of the other parts. SeqIO data stand among the files by name: `seqio:TASK/SPLIT`, and each shard of it.
+`Reading` holds everything besides the files' bytes that decides which examples they give. A `FilePart` can be read
+independently of the other parts. SeqIO data are listed with files, by name: `seqio:TASK/SPLIT`, and each shard of it.
 """
 
 import dataclasses
@@ -14,12 +14,12 @@ from calm_beam.inputs.examples import RowKeys
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How data are read; travels to workers.
+    """How to read data files; sent to workers.
 
     Attributes:
-      data_format: One of `FORMATS`; None takes each file's own, by its suffix.
-      inputs_field: Name of the field with the prompt; None takes the format's usual one.
-      targets_field: Name of the field with the references; None takes the format's usual one.
+      data_format: One of `FORMATS`; None takes each file's format from its suffix.
+      inputs_field: Name of the field with the prompt; None takes the format's default.
+      targets_field: Name of the field with the references; None takes the format's default.
       seqio_modules: Modules to import, in which SeqIO tasks are registered.
       cluster_key: Name of the field with the name of an example's cluster; None reads no clusters.
       group_key: Name of the field with the name of an example's group; None reads no groups.
@@ -37,7 +37,7 @@ class Reading:
     has_vocabulary: bool = True
 
     def keys(self, *, inputs: str, targets: str) -> RowKeys:
-        """Returns where rows have what; `inputs` and `targets` are the format's usual names."""
+        """Returns the keys of rows; `inputs` and `targets` are the format's defaults."""
         return RowKeys(
             inputs=self.inputs_field or inputs,
             targets=self.targets_field or targets,
@@ -48,7 +48,7 @@ class Reading:
         )
 
     def choices(self) -> dict[str, Any]:
-        """Returns by name what was chosen about the form of the data; nothing where all is as usual."""
+        """Returns the choices that differ from the defaults, by name."""
         chosen = {
             "data_format": self.data_format,
             "inputs_field": self.inputs_field,
@@ -67,10 +67,10 @@ class FilePart:
 
     Attributes:
       path: The file.
-      file_index: Which of the data files it is.
+      file_index: Index of the data file.
       row_group: Number of the Parquet row group; None for a whole file.
       first: Position of its first row in the file, from 1.
-      version: What the file's version was when it was divided, to tell whether it was replaced; empty for a whole file.
+      version: The file's version when it was divided, to detect a replacement; empty for a whole file.
     """
 
     path: str
@@ -81,10 +81,10 @@ class FilePart:
 
 
 class WholeFiles:
-    """What formats have in common whose files have no index, so that a file is one part."""
+    """Base of formats whose files have no index, so that a file is one part."""
 
     def check_installed(self) -> None:
-        """Nothing is needed, unless a format says otherwise."""
+        """Does nothing: by default a format needs no packages."""
 
     def parts(self, path: str, *, file_index: int) -> Sequence[FilePart]:
         """Returns the whole file."""
@@ -104,7 +104,7 @@ class SeqIOShard(NamedTuple):
     shards: int
 
     def name(self) -> str:
-        """Returns the name by which it goes among data files.
+        """Returns the shard's name among data files.
 
         >>> SeqIOShard("wmt", "validation", 3, 16).name()
         'seqio:wmt/validation/00003-of-00016'
@@ -113,24 +113,24 @@ class SeqIOShard(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> "SeqIOShard":
-        """Returns the shard of that name."""
+        """Returns the shard with that name."""
         match = _SEQIO_NAME.fullmatch(name)
         assert match is not None
         return cls(match[1], match[2], int(match[3]), int(match[4]))
 
 
 def is_seqio(path: str) -> bool:
-    """Returns whether a name among data files is one of SeqIO data."""
+    """Returns whether a name in a list of data files is a SeqIO name."""
     return path.startswith(SEQIO_PREFIX)
 
 
 def seqio_name(task: str, split: str) -> str:
-    """Returns the name of all of a split."""
+    """Returns the name of a whole split."""
     return f"{SEQIO_PREFIX}{task}/{split}"
 
 
 def task_and_split(name: str) -> tuple[str, str]:
-    """Returns what `seqio_name` was made of.
+    """Returns the task and split of a name that `seqio_name` has made.
 
     Raises:
       ValueError: If the name is not of that form.

@@ -1,7 +1,7 @@
-"""Formats that TensorFlow reads: TFRecord files of tf.Example, and tasks of SeqIO, and through it datasets of TFDS.
+"""Formats that TensorFlow reads: TFRecord files of tf.Example, and SeqIO tasks, which include TFDS datasets.
 
-SeqIO reads in its own way: TensorFlow opens its sources, also on Cloud Storage, and not `calm_beam.storage`. Values of
-features say neither whether they are text nor whether they are lists; both formats turn them into rows alike.
+SeqIO reads files its own way, also on Cloud Storage: TensorFlow opens them, not `calm_beam.storage`. A feature says
+neither whether it is text nor whether it is a list; both formats turn features into rows alike.
 """
 
 import collections
@@ -51,17 +51,17 @@ def single(values: Sequence[Any], name: str, *, where: str) -> Any:
 
 
 INPUTS, TARGETS = "inputs", "targets"
-# Length and its checksum, 8 and 4 bytes, come before a record, its checksum behind it.
+# A record has its length and a checksum of that before it (8 and 4 bytes), and its own checksum after it.
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
 _COPIED_BYTES = 2**22
 _TFRECORD_NEEDS: Any = {"extra": "tensorflow", "needed_for": "reading TFRecord files"}
 
 
 class TFRecord(WholeFiles):
-    """TFRecord files, compressed where the name ends in `.gz`; a file is one part, since records have no index.
+    """TFRecord files, compressed if the name ends in `.gz`; a file is one part, since records have no index.
 
-    The feature `inputs` of a record is a text (one value of bytes) or token ids (int64), `targets` any number of texts,
-    or the ids of one reference; `id` is a text, and all other features but the cluster's are ignored.
+    The feature `inputs` of a record is a text (one value of bytes) or token ids (int64). `targets` is any number of
+    texts, or the ids of one reference. `id` is a text. Of the other features, only cluster and group are read.
     """
 
     row = "record"
@@ -72,7 +72,7 @@ class TFRecord(WholeFiles):
         tensorflow_on_cpu(**_TFRECORD_NEEDS)
 
     def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
-        """Yields the examples; `DataError` names the record that is none."""
+        """Yields the examples; `DataError` names a malformed record."""
         tensorflow = tensorflow_on_cpu(**_TFRECORD_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)
         for position, record in enumerate(_records(tensorflow, part.path), start=1):
@@ -87,15 +87,15 @@ class TFRecord(WholeFiles):
 
 
 class _DamageError(CalmBeamError):
-    """Bytes that are no records."""
+    """Bytes that are not records."""
 
 
 def _records(tensorflow: Any, path: str) -> Iterator[bytes]:
-    """Yields the records of a file, whose checksums TensorFlow compares.
+    """Yields the records of a file, whose checksums TensorFlow verifies.
 
-    It is given copies of some records at a time: so no more is read than is asked for, and each byte is copied once.
-    By itself it takes a compressed file that was cut off for one that has ended, ends the process at a length that no
-    memory holds, and reads Cloud Storage its own way.
+    TensorFlow gets copies of some records at a time, so that no more is read than needed and each byte is copied once.
+    Given the file, it would take a truncated compressed file for a complete one, end the process at a length that no
+    memory holds, and read Cloud Storage its own way.
     """
     count = 0
     with tempfile.NamedTemporaryFile(prefix="calm-beam-", suffix=".tfrecord") as copy:
@@ -117,7 +117,7 @@ def _records(tensorflow: Any, path: str) -> Iterator[bytes]:
 
 
 def _copied_together(path: str) -> Iterator[bytes]:
-    """Yields some megabytes of whole records at a time; what is whole comes before the error about what is not."""
+    """Yields some megabytes of whole records at a time; whole records come before the error about a damaged one."""
     frames: list[bytes] = []
     size, error = 0, None
     try:
@@ -136,7 +136,7 @@ def _copied_together(path: str) -> Iterator[bytes]:
 
 
 def _frames(path: str) -> Iterator[bytes]:
-    """Yields records with their lengths and checksums, which are not looked at."""
+    """Yields records with their lengths and checksums, unverified."""
     with open_input(path) as raw, gzip.open(raw) if path.endswith(".gz") else raw as content:
         position = 0
         while head := content.read(_HEAD_BYTES):
@@ -150,7 +150,7 @@ def _frames(path: str) -> Iterator[bytes]:
 
 
 def _check_names(record: bytes, where: str) -> None:
-    """Refuses a record that has a feature twice, of which a map would keep the last without a word."""
+    """Refuses a record with two features of one name: a map would silently keep the last."""
     names = [entry.key for entry in _record_entries().FromString(record).features.feature]
     twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -159,7 +159,7 @@ def _check_names(record: bytes, where: str) -> None:
 
 @functools.cache
 def _record_entries() -> Any:
-    """Returns a message class that reads a tf.Example's map of features as the list of entries that it is on disk."""
+    """Returns a message class that reads a tf.Example's map of features as the list of entries that is on disk."""
     file = descriptor_pb2.FileDescriptorProto(
         name="calm_beam/record_entries.proto", package="calm_beam", syntax="proto3"
     )
@@ -217,18 +217,17 @@ def _values(features: Mapping[str, Any], name: str, *, where: str) -> list[Any]:
 
 
 _SEQIO_NEEDS: Any = {"extra": "seqio", "needed_for": "reading SeqIO tasks"}
-# Of preprocessors that draw random numbers: every worker and every attempt has to see the same examples.
+# Seed of preprocessors that draw random numbers: every worker and every attempt must see the same examples.
 _SEED = 0
-# Sources of TFDS are configured anew for each shard, in objects that threads would share.
+# TFDS sources are configured for each shard, in objects that threads would share.
 _lock = threading.Lock()
 
 
 class SeqIOTasks(WholeFiles):
-    """The examples of a task as its preprocessors leave them, in the order of the source and without trimming.
+    """The examples of a task after its preprocessors, in the order of the source and without trimming.
 
-    Where preprocessors have kept the text (`inputs_pretokenized`, or `inputs` that is one), prompt and references are
-    text, the same as in any other format; where they have not, they are token ids (`targets` may still be text). Every
-    shard of the source is a part.
+    If preprocessors keep the text (`inputs_pretokenized`, or text in `inputs`), prompt and references are text, as in
+    any other format. Otherwise they are token ids (`targets` may still be text). Every shard of the source is a part.
     """
 
     row = "example"
@@ -240,13 +239,13 @@ class SeqIOTasks(WholeFiles):
         imported("seqio", **_SEQIO_NEEDS)
 
     def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
-        """Yields the examples; `DataError` names the shard, and the example that is none."""
+        """Yields the examples; `DataError` names the shard and a malformed example."""
         tensorflow = tensorflow_on_cpu(**_SEQIO_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)
         shard = SeqIOShard.named(part.path)
         task = _task(shard.task, shard.split, modules=reading.seqio_modules)
         position = 0
-        # Sources and preprocessors are the user's, and can fail in any way; what is wrong with a row says so itself.
+        # Sources and preprocessors are user code, and may raise anything; errors about a row name it already.
         may_fail = UserCode(
             lambda said: DataError(f"{part.path}: SeqIO cannot read on after example {position} ({said})."),
             passing=DataError,
@@ -272,10 +271,10 @@ class SeqIOTasks(WholeFiles):
 
 
 def seqio_shards(name: str, modules: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of the shards of a split, which together are all of it.
+    """Returns the names of all shards of a split.
 
     Args:
-      name: Of `seqio_name`.
+      name: A name that `seqio_name` has made.
       modules: Modules to import first, in which the task is registered.
 
     Raises:
@@ -293,7 +292,7 @@ def _task(name: str, split: str, *, modules: Sequence[str]) -> Any:
     tensorflow_on_cpu(**_SEQIO_NEEDS)
     seqio = imported("seqio", **_SEQIO_NEEDS)
     for module in modules:
-        # The module is the user's, and can fail in any way when it runs.
+        # The module is user code, and may raise anything when it runs.
         with UserCode(functools.partial(_not_imported, module)):
             importlib.import_module(module)
     known = seqio.TaskRegistry.names()
@@ -350,7 +349,7 @@ def _dataset(tensorflow: Any, task: Any, *, shard: SeqIOShard) -> Any:
         source = task.source.get_dataset(
             split=shard.split, shuffle=False, shard_info=seqio.ShardInfo(shard.number, shard.shards)
         )
-        # Preprocessors may filter all of it out, but a file that is empty has been lost.
+        # Preprocessors may drop all examples, but an empty source means that a file has been lost.
         if not any(True for _ in source.take(1)):
             raise DataError(f"{shard.name()}: its source is empty. A part that was lost would bias the result.")
         dataset = task.preprocess_precache(source, seed=_SEED)
@@ -381,7 +380,7 @@ def _task_row(features: Mapping[str, Any], keys: RowKeys, *, where: str) -> dict
             row[keys.targets] = _texts(targets, keys.targets, where=where)
     else:
         row["input_ids"] = _ids(inputs, keys.inputs, where=where)
-        # Ids where there are both: they are of the same vocabulary as the prompt's.
+        # If there are both, ids: they belong to the same vocabulary as the prompt's.
         targets = features.get(keys.targets)
         if targets is not None and _is_text(targets):
             row[keys.targets] = _texts(targets, keys.targets, where=where)
@@ -397,12 +396,12 @@ def _task_row(features: Mapping[str, Any], keys: RowKeys, *, where: str) -> dict
 
 
 def _with_text(features: Mapping[str, Any], name: str) -> Any:
-    """Returns a feature as it was before it was tokenized, if that was kept; None if there is neither."""
+    """Returns a feature's text from before tokenization, if it was kept, else the feature; None if there is neither."""
     return features.get(f"{name}_pretokenized", features.get(name))
 
 
 def _is_text(value: Any) -> bool:
-    # A scalar comes as bytes, more of them as an array of objects.
+    # A single text comes as bytes, several as an array of objects.
     return isinstance(value, bytes) or getattr(getattr(value, "dtype", None), "kind", "") == "O"
 
 

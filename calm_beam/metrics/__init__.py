@@ -1,8 +1,7 @@
-"""Text metrics: each maps (candidate, references) to [0, 1], 1 being best.
+"""Text metrics: each maps (candidate, references) to a score in [0, 1], 1 being best.
 
-Look one up by name with `calm_beam.metrics.registry.get_metric`. Here is what all metrics share: the tokens that a
-metric sees of a text, and the rule for texts of which it sees none; the best score over several references; and the
-settings.
+`calm_beam.metrics.registry.get_metric` returns a metric by name. This module has what all metrics share: the tokens
+that a metric sees of a text, the rule for texts without any, the best score over several references, and the settings.
 """
 
 import abc
@@ -19,11 +18,12 @@ Tokens = Callable[[str], Iterable[str]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sight:
-    """How a metric sees a text.
+    """The part of a text that a metric sees.
 
     Attributes:
-      tokens: What the metric compares of a text; nothing for a text that it does not see.
-      read: What its tokeniser reads, if that is more: the metric leaves out articles on purpose. None for the tokens.
+      tokens: Returns the tokens that the metric compares; none for a text that it does not see.
+      read: Returns what its tokeniser reads, if that is more because the metric leaves out articles on purpose. None
+        for the same as `tokens`.
     """
 
     tokens: Tokens
@@ -34,10 +34,10 @@ class Sight:
         return next(iter(self.tokens(text)), None) is not None
 
     def is_blind(self, candidate: str, references: Sequence[str]) -> bool:
-        """Returns whether the score of a candidate is 0 only because the metric cannot distinguish the texts.
+        """Returns whether a candidate's score is 0 only because the metric cannot distinguish the texts.
 
-        That is so if the candidate equals no reference, up to white space around them, and the metric sees no token of
-        it, nor of one of the references.
+        That is so if the candidate equals no reference, apart from white space around them, and the metric sees no
+        token of it, nor of one of the references.
 
         >>> sight = Sight(tokens=str.split)
         >>> sight.is_blind("", ["a word"]), Sight(tokens=lambda text: []).is_blind("yes", ["no"])
@@ -49,26 +49,26 @@ class Sight:
 
     def drops_letters(self, text: str) -> bool:
         """Returns whether the tokeniser drops more than half of a text's letters and digits of any script."""
-        # Unicode categories L and N. Folding may make two letters of one, never fewer.
+        # Unicode categories L and N. Folding may turn one letter into two, never into fewer.
         return 2 * sum(map(_letters, (self.read or self.tokens)(text))) < _letters(text)
 
 
 class Sighted(abc.ABC):
-    """A metric that says how it sees a text."""
+    """A metric that tells which part of a text it sees."""
 
     @property
     @abc.abstractmethod
     def sight(self) -> Sight:
-        """How it sees a text."""
+        """The part of a text that it sees."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SightedMetric(Sighted):
-    """A function as a metric that says how it sees a text.
+    """A metric made of a function and its sight.
 
     Attributes:
       score: The function.
-      seen: How it sees a text.
+      seen: The part of a text that the function sees.
       is_binary: Whether every score is 0 or 1.
     """
 
@@ -83,17 +83,17 @@ class SightedMetric(Sighted):
 
     @property
     def sight(self) -> Sight:
-        """How it sees a text."""
+        """The part of a text that it sees."""
         return self.seen
 
 
 def sight_of(metric: Metric) -> Sight | None:
-    """Returns how a metric sees a text; None for a user's own, which does not say."""
+    """Returns a metric's sight; None for a user's own metric, which does not tell."""
     return metric.sight if isinstance(metric, Sighted) else None
 
 
 def equal_when_stripped(one: str, other: str) -> bool:
-    """Returns whether two texts are the same but for white space around them."""
+    """Returns whether two texts are equal apart from white space around them."""
     return one.strip() == other.strip()
 
 
@@ -106,14 +106,14 @@ def best_over_references(
 ) -> float:
     """Returns the highest score of the candidate against any one reference.
 
-    Of two texts in which the metric sees no token it cannot tell how alike they are. They score 1 if they are equal but
-    for white space around them, else 0, whatever `score` would give.
+    A metric that sees no token in two texts cannot tell how similar they are. They then score 1 if they are equal apart
+    from white space around them, else 0, whatever `score` would give.
 
     Args:
       score: Takes (candidate, reference), returns a score in [0, 1].
       candidate: The text to score.
       references: At least one text.
-      sight: How the metric sees a text.
+      sight: The part of a text that the metric sees.
 
     Returns:
       A score in [0, 1].

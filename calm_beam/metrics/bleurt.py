@@ -1,12 +1,12 @@
-"""BLEURT: a BERT that was trained to judge how well a text says what its reference says.
+"""BLEURT: a BERT model trained to judge how well a text expresses its reference.
 
-Reads the published checkpoints as they are; they do not come with calm-beam. A checkpoint is a folder of a SavedModel,
+Reads the published checkpoints unchanged; they do not come with calm-beam. A checkpoint is a folder with a SavedModel,
 `bleurt_config.json`, `bert_config.json` and a vocabulary. The model takes texts as ids: [CLS] reference [SEP]
-candidate [SEP]. Pairs are scored one at a time, so that no score depends on a batch.
+candidate [SEP]. Pairs are scored one at a time, so that scores do not depend on a batch.
 
-Older checkpoints read texts in BERT's word pieces. They are made exactly as BERT's tokenizer makes them: a piece that
-differs is another score. TensorFlow's does not: it folds case (ß becomes ss) where BERT takes lower case, bounds words
-in bytes, and knows fewer white spaces.
+Older checkpoints read texts in BERT's word pieces, which are made here exactly as BERT's tokenizer makes them: another
+piece gives another score. TensorFlow's tokenizer differs: it folds case (ß becomes ss) where BERT lowercases, limits
+words in bytes, and knows fewer white spaces.
 Source: Sellam et al. (2020), "BLEURT: learning robust metrics for text generation"; Pu et al. (2021), "Learning
 compact metrics for MT" (BLEURT-20).
 """
@@ -35,7 +35,7 @@ _OUTPUT = "predictions"
 
 
 class BleurtError(CalmBeamError, ValueError):
-    """A BLEURT checkpoint that cannot be read, or is none."""
+    """A BLEURT checkpoint that cannot be read, or a folder that is not one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,10 +46,10 @@ class BleurtConfig:
       folder: The local folder of the checkpoint.
       name: The checkpoint's own name.
       max_seq_length: Most tokens of a pair, special ones included.
-      vocab_size: Ids that the model knows.
+      vocab_size: Number of ids that the model knows.
       vocabulary: File of the vocabulary.
       is_sentencepiece: Whether that is a SentencePiece model, and not a list of word pieces.
-      do_lower_case: Whether word pieces are of lower-case text without accents.
+      do_lower_case: Whether word pieces are made from lower-case text without accents.
     """
 
     folder: pathlib.Path
@@ -62,10 +62,10 @@ class BleurtConfig:
 
     @classmethod
     def read(cls, folder: pathlib.Path) -> Self:
-        """Returns what the files in a folder say.
+        """Returns the configuration in a folder.
 
         Raises:
-          BleurtError: If one is missing or is not of the published form.
+          BleurtError: If a file is missing or is not of the published form.
         """
         config = _read_json(folder / CONFIG)
         bert = _read_json(folder / str(config.get("bert_config_file") or "bert_config.json"))
@@ -90,10 +90,10 @@ class BleurtConfig:
 
 
 def local_checkpoint(path: str) -> pathlib.Path:
-    """Returns the folder of a checkpoint on this machine: itself, or a copy of what lies on Cloud Storage.
+    """Returns the local folder of a checkpoint: the given one, or a copy from Cloud Storage.
 
     Raises:
-      BleurtError: If there is none.
+      BleurtError: If there is no such folder.
       OSError: If Cloud Storage cannot be read.
     """
     if is_cloud_path(path):
@@ -109,10 +109,10 @@ def local_checkpoint(path: str) -> pathlib.Path:
 
 
 def checkpoint_fingerprint(folder: pathlib.Path) -> str:
-    """Returns the SHA-256, in hexadecimal digits, of all that decides scores: the files of the checkpoint.
+    """Returns the SHA-256, in hexadecimal digits, over the checkpoint's files, which decide all scores.
 
     Raises:
-      BleurtError: If the folder is no checkpoint.
+      BleurtError: If the folder is not a checkpoint.
     """
     config = BleurtConfig.read(folder)
     variables = sorted((folder / "variables").iterdir())
@@ -131,7 +131,7 @@ class BleurtModel:
 
     Attributes:
       predict: Takes an int64 array of shape (3, 1, length) with token ids, mask and segments; returns the score.
-      length: The only length that it takes; None if it takes any.
+      length: The only length that it accepts; None for any.
     """
 
     predict: Callable[[np.ndarray], float]
@@ -142,7 +142,7 @@ def load_model(config: BleurtConfig) -> BleurtModel:
     """Returns the model of a checkpoint.
 
     Raises:
-      BleurtError: If TensorFlow cannot load it, or it takes or gives something else than BLEURT does.
+      BleurtError: If TensorFlow cannot load it, or its inputs or outputs are not those of BLEURT.
       MissingExtraError: If TensorFlow is not installed.
     """
     tensorflow = tensorflow_on_cpu(**NEEDS)
@@ -175,7 +175,7 @@ def load_model(config: BleurtConfig) -> BleurtModel:
         )
 
     def predict(arrays: np.ndarray) -> float:
-        # The signature alone would let go of the variables that it reads.
+        # Refers to the model, since the signature alone would not keep its variables alive.
         assert loaded is not None
         inputs = {name: tensorflow.constant(array) for name, array in zip(_INPUTS, arrays, strict=True)}
         return float(signature(**inputs)[_OUTPUT].numpy().item())
@@ -206,12 +206,12 @@ def _size(content: Mapping[str, Any], key: str, *, path: pathlib.Path) -> int:
 
 UNKNOWN = "[UNK]"
 
-# Characters of the longest word that is looked for in pieces; longer ones are unknown.
+# Most characters of a word that is split into pieces; longer ones are unknown.
 _LONGEST_WORD = 200
 _CONTINUED = "##"
-# Signs of ASCII that Unicode has as symbols, but are punctuation here.
+# ASCII characters that are symbols in Unicode, but count as punctuation here.
 _SYMBOLS = frozenset("$+<=>^`|~")
-# Each of these is a word. As BERT has them: what Unicode added later is not among them.
+# Each of these is a word. The ranges are BERT's: later additions to Unicode are not included.
 _IDEOGRAPHS = (
     (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF),
@@ -225,27 +225,27 @@ _IDEOGRAPHS = (
 
 
 def words(text: str, *, lower_case: bool) -> Iterator[str]:
-    r"""Yields the words of a text: split at white space, punctuation and ideographs, of which the last two stay.
+    r"""Yields the words of a text: split at white space, punctuation and ideographs; the last two are words too.
 
-    Control characters go. Lower-case models see neither case nor accents.
+    Control characters are dropped. Lower-case models see neither case nor accents.
 
     Source: BERT, `tokenization.py` (BasicTokenizer).
 
     >>> list(words("L'été,\tà\u2028la plage", lower_case=True))
     ['l', "'", 'ete', ',', 'a', 'la', 'plage']
     """
-    # Also at the separators of lines and of paragraphs, which are neither control characters nor spaces.
+    # Also splits at line and paragraph separators, which are neither control characters nor spaces.
     for chunk in "".join(map(_cleaned, text)).split():
         letters = _without_accents(chunk.lower()) if lower_case else chunk
         yield from "".join(f" {letter} " if _is_punctuation(letter) else letter for letter in letters).split()
 
 
 def word_ids(word: str, ids: Mapping[str, int]) -> list[int]:
-    """Returns the ids of a word's pieces, always the longest that fits; or the unknown one's, if none does.
+    """Returns the ids of a word's pieces, the longest that fits each time, or the unknown id if none fits.
 
     Args:
-      word: One of `words`.
-      ids: Of all pieces; those that go on with a word begin with `##`.
+      word: A word that `words` yields.
+      ids: Ids of all pieces; those inside a word begin with `##`.
 
     Source: BERT, `tokenization.py` (WordpieceTokenizer).
 
@@ -285,7 +285,7 @@ def _is_punctuation(character: str) -> bool:
 
 
 _SPECIAL_TOKENS = ("[CLS]", "[SEP]")
-# How SentencePiece writes a space.
+# SentencePiece's sign for a space.
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
@@ -295,7 +295,7 @@ class Encoder:
 
     Attributes:
       tokenize: Returns the ids of a text, without special ones.
-      known: Returns what the vocabulary knows of a text.
+      known: Returns the pieces of a text that are in the vocabulary.
       cls_id: Id of [CLS].
       sep_id: Id of [SEP].
       max_length: Most ids of a pair, the three special ones included.
@@ -312,7 +312,7 @@ class Encoder:
         """Returns the encoder of a checkpoint.
 
         Raises:
-          BleurtError: If its vocabulary cannot be read, lacks special tokens or does not fit to its model.
+          BleurtError: If its vocabulary cannot be read, lacks special tokens or does not match its model.
         """
         tokenize, known, ids = _sentencepiece(config) if config.is_sentencepiece else _word_pieces(config)
         return cls(
@@ -320,13 +320,13 @@ class Encoder:
         )
 
     def encode(self, *, reference: str, candidate: str) -> tuple[list[int], list[int]]:
-        """Returns the ids of a pair, and for each of them its segment: 0 up to the first [SEP], then 1.
+        """Returns the ids of a pair, and the segment of each id: 0 up to the first [SEP], then 1.
 
-        Where there are too many, the longer text loses its last id, again and again; of two of equal length, the
-        candidate does.
+        If there are too many, the longer text loses its last id, repeatedly; if both have equal length, the candidate
+        does.
         """
         first, second = self.tokenize(reference), self.tokenize(candidate)
-        # Three are special.
+        # Three ids are special.
         room = self.max_length - 3
         while len(first) + len(second) > room:
             (first if len(first) > len(second) else second).pop()
@@ -339,7 +339,7 @@ _Known = Callable[[str], list[str]]
 
 
 def _word_pieces(config: BleurtConfig) -> tuple[_Tokenize, _Known, dict[str, int]]:
-    """Returns how a list of word pieces tokenizes, what it knows of a text, and the ids of special tokens."""
+    """Returns a word-piece vocabulary's tokenizer, the function for known pieces, and the ids of special tokens."""
     try:
         lines = config.vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
@@ -365,7 +365,7 @@ def _word_pieces(config: BleurtConfig) -> tuple[_Tokenize, _Known, dict[str, int
 
 
 def _sentencepiece(config: BleurtConfig) -> tuple[_Tokenize, _Known, dict[str, int]]:
-    """Returns how a SentencePiece model tokenizes, what it knows of a text, and the ids of special tokens."""
+    """Returns a SentencePiece model's tokenizer, the function for known pieces, and the ids of special tokens."""
     try:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(config.vocabulary))
     except (OSError, RuntimeError) as error:
@@ -380,7 +380,7 @@ def _sentencepiece(config: BleurtConfig) -> tuple[_Tokenize, _Known, dict[str, i
 
     def known(text: str) -> list[str]:
         pieces = (processor.id_to_piece(index) for index in processor.encode(text) if index != processor.unk_id())
-        # A piece of nothing but the mark of a space may stand before an unknown word.
+        # A piece that is only the mark of a space may precede an unknown word.
         return [piece for piece in pieces if piece.strip(_SPACE)]
 
     return processor.encode, known, ids
@@ -398,21 +398,21 @@ _SHORTEST = 32
 
 
 class Bleurt(Sighted):
-    """BLEURT by one checkpoint, on the CPU, clipped to [0, 1]; threads may share it.
+    """BLEURT with one checkpoint, on the CPU, clipped to [0, 1]; thread-safe.
 
-    A pair is scored alone, at the smallest of a few lengths that holds it (32, 64, 128, ... tokens; or at the only one
-    that the model takes). Scores in a batch change in their last bits with its size, and a threshold can hang on those;
-    on a CPU a batch of these models takes as long as its pairs one after the other.
+    A pair is scored alone, padded to the smallest of a few lengths that holds it (32, 64, 128, ... tokens, or the only
+    length that the model accepts). The last bits of scores in a batch depend on its size, and a threshold can depend on
+    those bits; on a CPU a batch takes these models as long as its pairs one after the other.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
         """Loads a checkpoint.
 
         Args:
-          folder: As published: `bleurt_config.json`, `saved_model.pb`, `variables/` and a vocabulary.
+          folder: A published checkpoint: `bleurt_config.json`, `saved_model.pb`, `variables/` and a vocabulary.
 
         Raises:
-          BleurtError: If it cannot be read, or is none.
+          BleurtError: If it cannot be read, or is not a checkpoint.
           MissingExtraError: If the extra `bleurt` is not installed.
         """
         config = BleurtConfig.read(folder)
@@ -422,7 +422,7 @@ class Bleurt(Sighted):
         self._lengths = _lengths(self._model, config.max_seq_length)
         self._lock = threading.Lock()
         self._clipped = 0
-        # A model that loads may still not run.
+        # A model that loads may still fail to run.
         self._predict([self._encoder.cls_id], [0])
 
     def __call__(self, candidate: str, references: Sequence[str]) -> float:
@@ -433,9 +433,9 @@ class Bleurt(Sighted):
           references: At least one text.
 
         Returns:
-          A score in [0, 1]. Identical texts score 1, where BLEURT itself gives them somewhat less: else the full model
-          would not be consistent with itself. An empty text is scored as any other against a text of which the
-          vocabulary knows something.
+          A score in [0, 1]. Identical texts score 1, though BLEURT itself gives them somewhat less: otherwise the full
+          model would not be consistent with itself. An empty text is scored like any other if the vocabulary has
+          a piece of the other text.
 
         Raises:
           TypeError: If `references` is a single string.
@@ -445,15 +445,15 @@ class Bleurt(Sighted):
 
     @property
     def sight(self) -> Sight:
-        """Pieces that the vocabulary knows."""
+        """The pieces that the vocabulary has."""
         return Sight(tokens=self._encoder.known)
 
     def score(self, *, reference: str, candidate: str) -> float:
-        """Returns what the model predicts for a pair of texts, unclipped."""
+        """Returns the model's prediction for a pair of texts, unclipped."""
         return self._predict(*self._encoder.encode(reference=reference, candidate=candidate))
 
     def take_clipped(self) -> int:
-        """Returns how many scores have lain outside [0, 1] since this was last asked."""
+        """Returns how many scores were outside [0, 1] since the last call."""
         with self._lock:
             count, self._clipped = self._clipped, 0
         return count
@@ -466,7 +466,7 @@ class Bleurt(Sighted):
             with self._lock:
                 self._clipped += 1
             return min(max(score, 0.0), 1.0)
-        # NaN too: the caller refuses it, and names the example.
+        # May be NaN: the caller refuses it, and names the example.
         return score
 
     def _predict(self, ids: Sequence[int], segments: Sequence[int]) -> float:
@@ -491,13 +491,13 @@ def _loaded(path: str) -> tuple[Bleurt, str]:
 
 
 def load_bleurt(path: str) -> tuple[Bleurt, str]:
-    """Returns a checkpoint as a metric, and its fingerprint; one for all threads of a process.
+    """Returns a checkpoint as a metric, and its fingerprint; all threads of a process share it.
 
     Args:
       path: Folder, local or on Cloud Storage.
 
     Raises:
-      BleurtError: If it cannot be read, or is none.
+      BleurtError: If it cannot be read, or is not a checkpoint.
       MissingExtraError: If the extra `bleurt` is not installed.
       OSError: If Cloud Storage cannot be read.
     """

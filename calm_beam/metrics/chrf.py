@@ -1,4 +1,4 @@
-"""chrF: how many short runs of characters two texts share, as the sacrebleu package scores single texts."""
+"""chrF: the share of short character n-grams that two texts have in common, as sacrebleu scores single texts."""
 
 import functools
 from collections.abc import Sequence
@@ -8,21 +8,21 @@ from calm_beam.extras import imported
 from calm_beam.metrics import Sight, best_over_references
 
 CHRF_SIGHT = Sight(tokens=str.split)
-"""All but white space."""
+"""Everything except white space."""
 
 
 def chrf(candidate: str, references: Sequence[str]) -> float:
     """Returns chrF2 of the candidate, best over references, as a fraction.
 
-    The F-score, with recall counting twice as much (beta 2), of character n-grams up to length 6, without spaces and
-    without n-grams of words. Case and accents count; no language needs a tokeniser.
+    The F-score of character n-grams up to length 6, with recall counting twice as much (beta 2), without spaces and
+    without word n-grams. Case and accents count; no language needs a tokeniser.
 
     Args:
       candidate: The text to score.
       references: At least one text.
 
     Returns:
-      A score in [0, 1]. Identical texts score 1, and so do two texts of nothing but space; such a text against another
+      A score in [0, 1]. Identical texts score 1, and so do two texts of only white space; such a text against another
       scores 0.
 
     Raises:

@@ -1,7 +1,7 @@
-"""BLEU of a whole set of outputs, from counts that add up over its examples: reported, never tested.
+"""Corpus BLEU of a set of outputs, from counts that are added over examples: reported, never tested.
 
-BLEU is no mean of scores of examples, so no p-value is about it. But it is made of sums of whole numbers, which merge
-exactly in any order, and which any part of a set has: its counts are gathered example by example.
+BLEU is not a mean of scores of examples, so there is no p-value for it. It is computed from sums of integers, which
+merge exactly in any order and for any part of a set; each example adds its counts.
 """
 
 import functools
@@ -22,15 +22,15 @@ def is_bleu_available() -> bool:
 
 
 def bleu_counts(candidate: str, references: Sequence[str]) -> np.ndarray:
-    """Returns what one example adds to the counts of BLEU.
+    """Returns one example's contribution to the counts of BLEU.
 
     Args:
       candidate: The output.
-      references: At least one text; each n-gram may occur as often as in any of them, and the closest in length counts.
+      references: At least one text; an n-gram may match as often as in any of them, and the closest length counts.
 
     Returns:
-      shape (10,), int64: matching n-grams of orders 1 to 4, all n-grams of these, tokens of the output and of the
-      reference.
+      shape (10,), int64: matching n-grams of orders 1 to 4, all n-grams of these orders, tokens of the output and of
+      the reference.
 
     Source: Papineni et al. (2002), "BLEU", as sacrebleu computes it by default (13a tokens, mixed case).
     """
@@ -42,7 +42,7 @@ def bleu_of(counts: np.ndarray) -> float:
     """Returns the BLEU of all examples whose counts were added, in [0, 100].
 
     Args:
-      counts: Sum of `bleu_counts`; that of no example has BLEU 0.
+      counts: Sum of `bleu_counts`; BLEU is 0 for no examples.
 
     Source: Papineni et al. (2002), "BLEU", as sacrebleu computes it by default (exponential smoothing).
     """
@@ -59,7 +59,7 @@ def bleu_of(counts: np.ndarray) -> float:
 
 @functools.cache
 def _bleu() -> Any:
-    # Here, since it is an extra. Smoothing of single examples does not touch their counts.
+    # Imported here, since it is an extra. Smoothing of single examples does not change their counts.
     from sacrebleu.metrics import BLEU
 
     return BLEU(effective_order=True)

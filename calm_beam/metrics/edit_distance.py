@@ -1,4 +1,4 @@
-"""Edit distance, as a similarity: how few characters have to be changed."""
+"""Edit distance as a similarity: the share of characters that need no change."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from calm_beam.extras import imported
 from calm_beam.metrics import Sight, best_over_references
 
 EDIT_DISTANCE_SIGHT = Sight(tokens=iter)
-"""Every character, spaces too."""
+"""Every character, including spaces."""
 
 
 def edit_distance(candidate: str, references: Sequence[str]) -> float:
@@ -19,7 +19,7 @@ def edit_distance(candidate: str, references: Sequence[str]) -> float:
       references: At least one text.
 
     Returns:
-      A score in [0, 1]. Identical texts score 1, two empty ones too; an empty text against another scores 0.
+      A score in [0, 1]. Identical texts score 1, also two empty ones; an empty text against another scores 0.
 
     Raises:
       TypeError: If `references` is a single string.

@@ -1,6 +1,6 @@
-"""Exact match: whether two answers are the same once case, punctuation and articles are set aside.
+"""Exact match: whether two answers are equal, ignoring case, punctuation and articles.
 
-Answers are compared under SQuAD's normalisation of text, except that numbers keep signs and decimal points. Token-F1
+Answers are compared under SQuAD's text normalisation, except that numbers keep signs and decimal points. Token-F1
 uses the same normalisation.
 """
 
@@ -15,7 +15,7 @@ _PUNCTUATION = frozenset(string.punctuation)
 _MINUS = "\N{MINUS SIGN}"
 _OPERATORS = rf"[-{_MINUS}+*/^=<>!]*[-{_MINUS}+*/^=<>][-{_MINUS}+*/^=<>!]*"
 _LETTER = r"[^\W\d]"
-# The sides of an operator: numbers, and letters that are no part of a word, as in x, 2x, (x), $5, .5 and -3.
+# The sides of an operator: numbers, and letters outside words, as in x, 2x, (x), $5, .5 and -3.
 _LEFT = rf"(?:\d|(?<!{_LETTER})[a-z\u03b1-\u03c9])[)\]}}%]*"
 _RIGHT = rf"[(\[{{]*[-{_MINUS}]?[$€£¥]?(?:\.?\d|[a-z\u03b1-\u03c9](?!{_LETTER}|[\u0300-\u036f]))"
 
@@ -28,13 +28,13 @@ _KEPT = (
     re.compile(rf"(?<![\w.)\]}}%])(?P<kept>[-{_MINUS}])(?={_RIGHT})"),
     # x-y, 3-5, 5 * 3, x<=2
     re.compile(rf"{_LEFT}(?P<kept>{_OPERATORS}| {_OPERATORS} )(?={_RIGHT})"),
-    # tax+tip; words are not written with these.
+    # tax+tip; words do not contain these.
     re.compile(r"(?<=[^\W_])(?P<kept>[+*^=<>]+)(?=[^\W_])"),
 )
 # 1,000 and 1,00,000, which are 1000 and 100000.
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{2,3})*,\d{3}(?![\d,]*\d)")
 
-# Of a formula, an article is a variable: a+b, x - a. Every mark that is left is of a number or a formula.
+# In a formula, an article is a variable: a+b, x - a. Every remaining mark belongs to a number or a formula.
 _MARK = r"[-+*/^=<>!.,:]"
 _ARTICLES = re.compile(rf"(?<!{_MARK})(?<!{_MARK} )\b(?:a|an|the)\b(?!{_MARK}| {_MARK}+ )")
 
@@ -42,14 +42,14 @@ _ARTICLES = re.compile(rf"(?<!{_MARK})(?<!{_MARK} )\b(?:a|an|the)\b(?!{_MARK}| {
 def normalize_squad_text(text: str) -> str:
     """Returns the text in lower case, without most ASCII punctuation and without English articles, single-spaced.
 
-    Punctuation goes before articles and leaves no space behind ("a.m." becomes "am"), as in the official script. This
+    Punctuation is removed before articles and leaves no space ("a.m." becomes "am"), as in the official script. This
     keeps some characters that the script removes, since they distinguish numbers and formulas:
 
-    * what divides digits: "3.14" does not become "314", nor "3-5" "35"; but "1,000" becomes "1000";
+    * separators between digits: "3.14" does not become "314", nor "3-5" "35"; but "1,000" becomes "1000";
     * a minus, or a point, in front of a number: "-5" and ".5" do not become "5"; "+5" does;
-    * operators between numbers and single letters: "x+y" and "x-y" stay apart; "well-known" becomes "wellknown".
+    * operators between numbers and single letters: "x+y" and "x-y" stay different; "well-known" becomes "wellknown".
 
-    The Unicode minus sign is a minus there. Signs of currencies and of per cent go, as in the official script.
+    The Unicode minus sign is a minus there. Currency and per cent signs are removed, as in the official script.
 
     Args:
       text: Any text.
@@ -57,7 +57,7 @@ def normalize_squad_text(text: str) -> str:
     Returns:
       Words separated by single spaces; may be empty.
 
-    Source: Rajpurkar et al. (2016), "SQuAD", the official evaluation script's `normalize_answer`; numbers are ours.
+    Source: Rajpurkar et al. (2016), "SQuAD", the official evaluation script's `normalize_answer`; numbers are our own.
 
     >>> normalize_squad_text("The  U.S.A., a country"), normalize_squad_text("-$3.50.")
     ('usa country', '-3.50')
@@ -85,7 +85,7 @@ def _tokens(text: str) -> Iterator[str]:
     return iter(normalize_squad_text(text).split())
 
 
-# No letter is lost to the normalisation but those of articles, which is meant.
+# The normalisation drops no letters except those of articles, which is intended.
 SQUAD_SIGHT = Sight(tokens=_tokens, read=str.split)
 """Words, without articles and most punctuation."""
 
@@ -93,9 +93,9 @@ SQUAD_SIGHT = Sight(tokens=_tokens, read=str.split)
 def exact_match(candidate: str, references: Sequence[str]) -> float:
     """Returns 1 if the candidate equals any reference under SQuAD's normalisation, else 0.
 
-    Official SQuAD differs only in numbers and formulas: it drops signs and points, so that -5 equals 5, 3.14 equals 314
-    and x+y equals x-y (`normalize_squad_text`); and in texts without any word, which are all equal there. Here they are
-    if they are equal but for white space around them.
+    Official SQuAD differs only in numbers and formulas, where it drops signs and points, so that -5 equals 5, 3.14
+    equals 314 and x+y equals x-y (`normalize_squad_text`), and in texts without any word, which it takes for equal.
+    Here those are equal if they are so apart from white space around them.
 
     Args:
       candidate: The text to score.

@@ -1,4 +1,4 @@
-"""Metrics by name, and the one door through which every score passes."""
+"""Metrics by name, and `checked_score`, through which every score passes."""
 
 import difflib
 import functools
@@ -39,7 +39,7 @@ BLEURT = "bleurt"
 """The metric that needs a checkpoint; its full name is `bleurt@` and the first digits of the checkpoint's digest."""
 
 _BLEURT_DIGITS = 16
-# Kinds of numpy's types whose scalars `float` takes, or tries to.
+# numpy's kinds of types whose scalars `float` would convert, or try to.
 _NOT_REAL = tuple("SUOMmc")
 
 
@@ -51,21 +51,21 @@ def get_metric(name: str, settings: MetricSettings = NO_SETTINGS) -> Metric:
     """Returns the metric of that name.
 
     Args:
-      name: A key of `METRICS`; `bleurt`, or its `full_name`; or `module:function` for a metric of your own, which is
-        then imported. The function takes (candidate, references) and returns a score in [0, 1]; it has to be importable
+      name: A key of `METRICS`; `bleurt`, or its `full_name`; or `module:function` for your own metric, which is
+        then imported. The function takes (candidate, references) and returns a score in [0, 1]; it must be importable
         on every worker.
-      settings: What metrics need.
+      settings: Settings that metrics need.
 
     Returns:
       The metric.
 
     Raises:
-      MetricError: If the name is not known, or what it points to cannot be imported or called; or if the BLEURT
-        checkpoint of the settings is missing or is another than the name says.
-      BleurtError: If it cannot be read.
-      OSError: If the BLEURT checkpoint is on Cloud Storage, which cannot be read.
+      MetricError: If the name is unknown, or its module or function cannot be imported or called; or if the BLEURT
+        checkpoint of the settings is missing or is not the one in the name.
+      BleurtError: If the BLEURT checkpoint cannot be read.
+      OSError: If the BLEURT checkpoint is on Cloud Storage, and that cannot be read.
 
-    Source: ours.
+    Source: our own.
 
     >>> get_metric("exact_match")("Yes.", ["yes"])
     1.0
@@ -86,7 +86,7 @@ def get_metric(name: str, settings: MetricSettings = NO_SETTINGS) -> Metric:
 
 
 def metric_source_digest(name: str) -> str:
-    """Returns `sha256:` and 64 digits of the file that defines a metric of the user's own.
+    """Returns `sha256:` and 64 digits of the file that defines a user's own metric.
 
     Args:
       name: `module:function`.
@@ -102,7 +102,7 @@ def metric_source_digest(name: str) -> str:
 
 
 def source_digests(names: Collection[str]) -> dict[str, str]:
-    """Returns `metric_source_digest` of those that are the user's own, by name; but of modules that have no file.
+    """Returns `metric_source_digest` of the users' own metrics among some, by name; skips modules without a file.
 
     Raises:
       MetricError: If one cannot be imported.
@@ -112,20 +112,21 @@ def source_digests(names: Collection[str]) -> dict[str, str]:
 
 
 def _source_file(name: str) -> str | None:
-    """Returns the file that defines a metric of the user's own, which is imported; None of a module without one."""
+    """Returns the file that defines a user's own metric, after importing it; None if its module has no file."""
     _import_metric(name)
     return getattr(importlib.import_module(name.partition(":")[0]), "__file__", None)
 
 
 def check_source(name: str, software: Mapping[str, str]) -> None:
-    """Checks that a metric of the user's own is defined by the file that it was calibrated with; it is imported.
+    """Raises unless a user's own metric is defined by the same file as when it was calibrated; imports it.
 
     Args:
-      name: Of any metric.
-      software: Of a manifest. Manifests of earlier versions do not say, nor those of modules without a file.
+      name: Name of any metric.
+      software: Software versions of a manifest. Manifests of earlier versions have no digest, nor have modules without
+        a file.
 
     Raises:
-      MetricError: If it is not, or cannot be imported.
+      MetricError: If the file differs, or the metric cannot be imported.
     """
     calibrated = software.get(name) if ":" in name else None
     if calibrated is not None and (found := metric_source_digest(name)) != calibrated:
@@ -136,45 +137,45 @@ def check_source(name: str, software: Mapping[str, str]) -> None:
 
 
 def full_name(name: str, settings: MetricSettings) -> str:
-    """Returns the name under which a metric's scores may be compared: of `bleurt`, with its checkpoint's digest.
+    """Returns the name under which scores may be compared: for `bleurt`, with its checkpoint's digest.
 
-    Plans and manifests have this name, so that scores of two checkpoints are never compared.
+    Plans and manifests use this name, so that scores of two checkpoints are never compared.
 
     Raises:
       MetricError: If the BLEURT checkpoint of the settings is missing.
-      BleurtError: If it cannot be read.
-      OSError: If it is on Cloud Storage, which cannot be read.
+      BleurtError: If the checkpoint cannot be read.
+      OSError: If the checkpoint is on Cloud Storage, and that cannot be read.
     """
     if name != BLEURT:
         return name
-    # Here, as in `_bleurt`, since few need it.
+    # Imported here and in `_bleurt`, since few users need it.
     from calm_beam.metrics.bleurt import load_bleurt
 
     return f"{BLEURT}@{load_bleurt(_bleurt_checkpoint(name, settings))[1][:_BLEURT_DIGITS]}"
 
 
 def is_binary(name: str) -> bool:
-    """Returns whether every score of a metric is known to be 0 or 1; of one of the user's own, nothing is known."""
+    """Returns whether every score of a metric is known to be 0 or 1; False for a user's own metric."""
     return name in METRICS and METRICS[name].is_binary
 
 
 def is_bleurt(name: str) -> bool:
-    """Returns whether a metric is BLEURT, by whatever checkpoint."""
+    """Returns whether a metric is BLEURT, with any checkpoint."""
     return name == BLEURT or name.startswith(f"{BLEURT}@")
 
 
 def check_may_run(recorded: str, *, named: Collection[str], how: str) -> None:
-    """Refuses a metric that a file names and that is code, unless the caller names the same one.
+    """Refuses to run a metric that is code named by a file, unless the caller names the same one.
 
-    Looking it up would import a module, so the author of the file would decide which code runs here.
+    Loading it would import a module, so the author of the file would decide which code runs here.
 
     Args:
-      recorded: Name of a metric, as a manifest has it.
-      named: Names of metrics, as the caller has them.
-      how: Says how to name it, for the message.
+      recorded: Name of the metric in a manifest.
+      named: Names of metrics that the caller gave.
+      how: How to name it, for the message.
 
     Raises:
-      MetricError: If it is `module:function` and not among them.
+      MetricError: If it is `module:function` and the caller did not name it.
     """
     if ":" in recorded and recorded not in named:
         raise MetricError(
@@ -184,17 +185,17 @@ def check_may_run(recorded: str, *, named: Collection[str], how: str) -> None:
 
 
 def take_clipped(metric: Metric) -> int:
-    """Returns how many scores the metric has clipped to [0, 1] since this was last asked; most never clip."""
-    # Of its class, since a function of the user may have any attribute.
+    """Returns how many scores the metric has clipped to [0, 1] since the last call; most metrics never clip."""
+    # Looked up on the class, since a user's function may have any attribute.
     take = getattr(type(metric), "take_clipped", None)
     return 0 if take is None else take(metric)
 
 
 def checked_score(metric: Metric, name: str, *, candidate: str, references: Sequence[str], example_id: str) -> float:
-    """Returns the metric's score, having checked that it is one.
+    """Returns the metric's score after checking that it is one.
 
-    A score that is NaN or outside [0, 1] voids the guarantee for the whole calibration set, so it is refused where it
-    can still be traced to its example.
+    A score that is NaN or outside [0, 1] voids the guarantee for the whole calibration set, so it is refused here,
+    where its example is known.
 
     Args:
       metric: Takes (candidate, references).
@@ -210,13 +211,13 @@ def checked_score(metric: Metric, name: str, *, candidate: str, references: Sequ
       MetricError: If the metric raises or tries to end the process (what it raised is the cause), or returns NaN, a
         value outside [0, 1] or something that is not a real number.
 
-    Source: ours.
+    Source: our own.
 
     >>> checked_score(METRICS["token_f1"], "token_f1", candidate="a cat", references=["the cat"], example_id="7")
     1.0
     """
     where = f'metric "{name}" on example "{example_id}"'
-    # Converting the returned value to a float may run code of the user, too.
+    # Converting the returned value to a float may run user code, too.
     with UserCode(lambda said: MetricError(f"{where}: raised {said}.")):
         value = metric(candidate, references)
         score = _as_float(value)
@@ -254,9 +255,9 @@ def _bleurt_checkpoint(name: str, settings: MetricSettings) -> str:
 
 def _as_float(value: object) -> float | None:
     """Returns the value as a float, or None if it is not one real number."""
-    # Scalars of numpy, JAX and friends are no numbers.Real, but have no axes; strings and lists are neither.
+    # Scalars of numpy, JAX and the like are not numbers.Real, but have no axes; strings and lists are neither.
     is_number = isinstance(value, numbers.Real) or getattr(value, "ndim", None) == 0
-    # Of numpy's scalars, texts have no axes either, and `float` would read them; complex ones would lose a part.
+    # numpy's text scalars have no axes either, and `float` would parse them; complex scalars would lose a part.
     if not is_number or getattr(getattr(value, "dtype", None), "kind", "") in _NOT_REAL:
         return None
     try:
@@ -267,10 +268,10 @@ def _as_float(value: object) -> float | None:
 
 def _import_metric(name: str) -> Metric:
     module_name, _, path = name.partition(":")
-    # A leading dot would be a relative import, and there is nothing here that it could be relative to.
+    # A leading dot would be a relative import, and there is no package that it could be relative to.
     if not module_name or not path or module_name.startswith("."):
         raise MetricError(f'metric "{name}": expected module:function, for example "my_package.scores:chrf".')
-    # The module is the user's, and can fail in any way when it runs.
+    # The module is user code, and may raise anything when it runs.
     with UserCode(
         lambda said: MetricError(f'metric "{name}": cannot import module "{module_name}" (it raises {said}).')
     ):
@@ -280,7 +281,7 @@ def _import_metric(name: str) -> Metric:
             f'metric "{name}": cannot import module "{module_name}" ({text_of(missing)}). '
             "It has to be installed or on the PYTHONPATH, here and on every worker."
         ) from missing
-    # A module may make up its names as they are asked for.
+    # A module may compute its attributes on access.
     with UserCode(lambda said: MetricError(f'metric "{name}": "{path}" cannot be loaded (it raises {said}).')):
         found, nearest = _attribute(module, path)
     if nearest is not None:
@@ -295,7 +296,7 @@ def _import_metric(name: str) -> Metric:
 
 
 def _imported(module_name: str) -> tuple[object, ImportError | None]:
-    """Returns a module, or why there is none."""
+    """Returns a module, or the error why there is none."""
     try:
         return importlib.import_module(module_name), None
     except ImportError as error:
@@ -303,7 +304,7 @@ def _imported(module_name: str) -> tuple[object, ImportError | None]:
 
 
 def _attribute(module: object, path: str) -> tuple[object, str | None]:
-    """Returns what a path names in a module, and None; or if there is no such thing, the nearest name or no text."""
+    """Returns the attribute at a path in a module, and None; without one, None and the nearest name or an empty one."""
     try:
         return functools.reduce(getattr, path.split("."), module), None
     except AttributeError:

@@ -1,4 +1,4 @@
-"""ROUGE-L: how much of two texts is one common subsequence of words, with the usual English tokeniser."""
+"""ROUGE-L: the share of two texts in their longest common subsequence of words, with the usual English tokeniser."""
 
 import functools
 import re
@@ -32,14 +32,14 @@ def rouge_l(candidate: str, references: Sequence[str]) -> float:
     """Returns the ROUGE-L F-measure of the candidate, best over references.
 
     Tokens are runs of [a-z0-9] after lowercasing, as everywhere in the literature. That breaks words with accents
-    and drops other scripts altogether: use `rouge_l_unicode` for those.
+    and drops other scripts completely: use `rouge_l_unicode` for those.
 
     Args:
       candidate: The text to score.
       references: At least one text.
 
     Returns:
-      A score in [0, 1]. Identical texts score 1, even where no token is left of them; others of that kind score 0.
+      A score in [0, 1]. Identical texts score 1, even if they have no tokens; other texts without tokens score 0.
 
     Raises:
       TypeError: If `references` is a single string.
@@ -61,10 +61,10 @@ def rouge_l_score(candidate: str, reference: str, *, tokenizer: Tokenizer | None
     Args:
       candidate: The text to score.
       reference: The text to compare with.
-      tokenizer: Defaults to the rouge-score package's own. Has to be hashable, since one scorer is kept for each.
+      tokenizer: None for the rouge-score package's own. Must be hashable, since one scorer is kept for each.
 
     Returns:
-      A score in [0, 1]. Texts that differ, one or both without any token, score 0.
+      A score in [0, 1]. Different texts score 0 if one or both have no tokens.
 
     Raises:
       ImportError: If the rouge-score package is missing.
@@ -74,9 +74,9 @@ def rouge_l_score(candidate: str, reference: str, *, tokenizer: Tokenizer | None
     >>> rouge_l_score("...", "..."), rouge_l_score("...", "!")
     (1.0, 0.0)
     """
-    # rouge-score gives 0 to "..." against "...", since no token is left to agree on. An exit that changes nothing
-    # would then be charged a loss of 1, the full model would be inconsistent with itself, and no threshold could ever
-    # be safe. For texts with tokens this agrees with the scorer, and saves its quadratic table.
+    # rouge-score gives 0 to "..." against "...", since neither has a token. An exit that changes nothing would then
+    # have loss 1, the full model would be inconsistent with itself, and no threshold could ever be safe. For texts
+    # with tokens this agrees with the scorer, and saves its quadratic table.
     if candidate == reference:
         return 1.0
     return float(_scorer(tokenizer).score(reference, candidate)["rougeL"].fmeasure)
@@ -84,7 +84,7 @@ def rouge_l_score(candidate: str, reference: str, *, tokenizer: Tokenizer | None
 
 @functools.cache
 def _scorer(tokenizer: Tokenizer | None) -> Any:
-    """Returns the scorer; the import waits until here because rouge-score brings all of nltk (over a second)."""
+    """Returns the scorer; imports rouge-score only here because it imports all of nltk (over a second)."""
     from rouge_score import rouge_scorer
 
     return rouge_scorer.RougeScorer(["rougeL"], tokenizer=tokenizer)

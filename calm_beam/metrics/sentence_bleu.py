@@ -1,4 +1,4 @@
-"""Sentence BLEU: how many runs of words two sentences share."""
+"""Sentence BLEU: the word n-grams that two sentences have in common."""
 
 import decimal
 import functools
@@ -16,17 +16,17 @@ def _words(text: str) -> Iterator[str]:
 
 
 SENTENCE_BLEU_SIGHT = Sight(tokens=_words)
-"""The words of the 13a tokeniser, punctuation too."""
+"""The words of the 13a tokeniser, including punctuation."""
 
 
 def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
     """Returns sentence-level BLEU of the candidate, best over references, as a fraction.
 
-    Words are those of the 13a tokeniser, in their case; n-grams up to length 4, or to the candidate's length if it is
+    Words are those of the 13a tokeniser, case-sensitive; n-grams up to length 4, or to the candidate's length if it is
     shorter (effective order); precisions of 0 are smoothed exponentially. The best single reference counts, as for all
-    metrics here, where BLEU elsewhere collects the n-grams of all references.
+    metrics here; other BLEU implementations pool the n-grams of all references.
 
-    It is no mean of corpus BLEU: that does not come apart into losses of examples, which risk control needs.
+    Its mean is not corpus BLEU, which does not decompose into losses of examples, as risk control needs.
 
     Args:
       candidate: The text to score.
@@ -56,8 +56,8 @@ def _score(candidate: str, reference: str) -> float:
     found = _scorer().sentence_score(candidate, [reference])
     if not any(found.counts):
         return 0.0
-    # sacrebleu's own score is made with the system's exp and log, which differ in their last digits between processors;
-    # losses are rounded up, and one last digit more can be a step more. Those of decimal are rounded correctly.
+    # sacrebleu's own score uses the system's exp and log, whose last digits differ between processors. Losses are
+    # rounded up, so a difference in the last digit can be a whole step. decimal rounds correctly.
     with decimal.localcontext(_CONTEXT):
         logarithms = [
             (decimal.Decimal(precision) / 100).ln()

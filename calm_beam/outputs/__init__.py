@@ -1,9 +1,9 @@
-"""Decoded outputs as a data set: what is asked for, checked, told to workers and done by them, and what is stored.
+"""Decoded outputs as a data set: the request, its checks, the workers' assignment, and the stored files.
 
-A sweep stores generations: what each prompt became at every threshold. `calm-beam generate` stores answers, each of
-one branch. Both have a Parquet file a shard, and a folder whose mark says that all of them are there. What outputs
-lose, and the exact sums of that which tests are made of, are here too (`scoring`, `totals`). The decoding itself is in
-`calm_beam.decoding` and `calm_beam.serving`, and how work is spread over workers in `calm_beam.transforms`.
+A sweep stores generations: the output of each prompt at every threshold. `calm-beam generate` stores answers, each by
+one branch. Both write one Parquet file per shard, and a mark of success in the folder once all shards are there. The
+losses of outputs, and the exact sums that tests use, are here too (`scoring`, `totals`). Decoding itself is in
+`calm_beam.decoding` and `calm_beam.serving`; `calm_beam.transforms` spreads the work over workers.
 """
 
 from .finished import COMPLETE as COMPLETE

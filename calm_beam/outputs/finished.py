@@ -1,9 +1,9 @@
-"""When outputs are complete: the mark of success of a folder, and how many examples may fail before a run does.
+"""Completeness of outputs: the mark of success of a folder, and how many examples may fail before a run does.
 
-The mark says that every shard is there, each once, and what all of them come to.
+The mark lists every shard once, with the counts over all of them.
 
-A failed example counts with loss 1, so failures never void the guarantee; but they eat up the tolerance, and many of
-them point at a broken device or model rather than at prompts.
+A failed example counts with loss 1, so failures never void the guarantee. They use up the tolerance, though, and many
+failures point at a broken device or model rather than at prompts.
 """
 
 import collections
@@ -27,19 +27,19 @@ STOPPED = "stopped.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What the mark of any kind of outputs says.
+    """The content of a mark of success, for any kind of outputs.
 
     Attributes:
       job: Digest of the job.
-      shards: Those that have examples, ascending by number.
+      shards: The shards that have examples, ascending by number.
     """
 
     JOB: ClassVar[type[Job]]
-    """What is finished."""
+    """Class of the job that is finished."""
     SCHEMA: ClassVar[str]
-    """Form of the file."""
+    """Schema of the file."""
     LOST: ClassVar[str]
-    """What is said where the examples are others than were read, after their number."""
+    """End of the error message where other examples were decoded than read; it follows their number."""
 
     job: str
     shards: tuple[StoredShard, ...]
@@ -59,12 +59,12 @@ class Finished:
         """Returns the mark of a finished run.
 
         Args:
-          shards: What was decoded; a shard that was decoded twice may come twice.
+          shards: The shards that were decoded; a shard that was decoded twice may come twice.
           job: Digest of the job.
           examples: Number of examples that were read.
 
         Raises:
-          OutputsError: If the shards do not hold the examples that were read, each once, or two engines have decoded.
+          OutputsError: If the shards do not hold each example that was read once, or if two engines decoded them.
         """
         words, once = cls.JOB.WORDS, each_once(shards, words=cls.JOB.WORDS)
         finished = cls._joined(once, job=job)
@@ -77,22 +77,22 @@ class Finished:
         return finished
 
     def write(self, folder: str, name: str = COMPLETE) -> None:
-        """Writes the mark: `complete.json`, or another name for shards that are not all."""
+        """Writes the mark: `complete.json`, or under another name the mark of some of the shards."""
         shards = [self._shard_content(shard) for shard in self.shards]
         write_sealed(joined(folder, name), {"schema": self.SCHEMA, "job": self.job, **self._counts(), "shards": shards})
 
     @classmethod
     def read(cls, folder: str, job: Job, *, or_stopped: bool = False) -> Self:
-        """Returns the mark of a folder, having checked that the files it names are there, and no others.
+        """Returns the mark of a folder, after checking that exactly the files that it names are there.
 
         Args:
           folder: The folder.
           job: Its job.
-          or_stopped: Whether the shards that a sequential calibration has counted will do, to be looked at. Others may
-            be there then.
+          or_stopped: Whether to accept the shards that a stopped sequential calibration has counted, for inspection.
+            Other files may be there then.
 
         Raises:
-          OutputsError: If decoding did not finish there, or files are missing, or left over.
+          OutputsError: If decoding did not finish there, or if files are missing or left over.
         """
         path, stopped = joined(folder, COMPLETE), joined(folder, STOPPED)
         is_stopped = not is_file(path) and is_file(stopped)
@@ -109,7 +109,7 @@ class Finished:
                 f"{folder}: has no {COMPLETE}, so decoding did not finish there. Repeat that run with --resume first."
             )
         words = cls.JOB.WORDS
-        again = words.anew.capitalize()
+        again = words.redo.capitalize()
         content = read_sealed(path, schema=cls.SCHEMA, kind=OutputsError, of=words.outputs, again=again)
         try:
             finished = cls._of(content)
@@ -118,7 +118,7 @@ class Finished:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise OutputsError(f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error}).") from error
         if not is_sound or finished.job != job.digest():
-            raise OutputsError(f"{path}: does not fit to {job.FILE} beside it, or to itself.")
+            raise OutputsError(f"{path}: does not match {job.FILE} next to it, or itself.")
         if not is_stopped:
             job.check_files(folder, numbers)
         found = set(job.shard_files(folder))
@@ -132,21 +132,21 @@ class Finished:
 
     @classmethod
     def _joined(cls, shards: Sequence[StoredShard], *, job: str) -> Self:
-        """Returns the mark of shards that are there once, by number."""
+        """Returns the mark of shards that come once each, by number."""
         raise NotImplementedError
 
     def _counts(self) -> dict[str, Any]:
-        """Returns what all shards come to, as JSON has it."""
+        """Returns the counts over all shards, as JSON values."""
         raise NotImplementedError
 
     @staticmethod
     def _shard_content(shard: StoredShard) -> dict[str, Any]:
-        """Returns what the mark says of a shard."""
+        """Returns the mark's entry for a shard."""
         return shard.to_dict()
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Self:
-        """Returns the mark of which a file says this; raises an error of Python's if it is something else."""
+        """Returns the mark with a file's content; raises a built-in error if the content is something else."""
         raise NotImplementedError
 
 
@@ -176,7 +176,7 @@ class FinishedSweep(Finished):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishedSettings(FinishedSweep):
-    """The mark of a folder of generations of a decoder of the user's."""
+    """The mark of a folder of generations by a user's decoder."""
 
     JOB = SettingJob
     SCHEMA = SettingJob.SCHEMA
@@ -187,8 +187,8 @@ class FinishedAnswers(Finished):
     """The mark of a folder of answers.
 
     Attributes:
-      tallies: Counts by group; under None for prompts of no group.
-      losses: Losses measured, by place of the entry of the manifest that they are about.
+      tallies: Counts by group; those of prompts without a group are under None.
+      losses: Number of measured losses, by index of the manifest entry that they are about.
     """
 
     JOB = AnswerJob
@@ -211,7 +211,7 @@ class FinishedAnswers(Finished):
         return cls(
             job=job,
             shards=tuple(shard.in_short() for shard in answered),
-            # In an order that no worker decides.
+            # Sorted, so that the order does not depend on workers.
             tallies={name: tallies[name] for name in sorted(tallies, key=lambda name: (name is not None, name))},
             losses=dict(sorted(losses.items())),
         )
@@ -252,7 +252,7 @@ class FinishedAnswers(Finished):
 
 
 def finished_of(job: type[Job]) -> type[Finished]:
-    """Returns the mark of outputs of a kind."""
+    """Returns the class of the mark for a kind of job."""
     return next(kind for kind in (FinishedSweep, FinishedSettings, FinishedAnswers) if kind.JOB is job)
 
 
@@ -260,10 +260,10 @@ S = TypeVar("S", bound=StoredShard)
 
 
 def each_once(shards: Iterable[S], *, words: Words) -> list[S]:
-    """Returns shards by number, of which some may come twice.
+    """Returns shards by number, each once, although some may come twice.
 
     Raises:
-      OutputsError: If two of one number differ.
+      OutputsError: If two shards with the same number differ.
     """
     by_number: dict[int, S] = {}
     for shard in shards:
@@ -275,7 +275,7 @@ def each_once(shards: Iterable[S], *, words: Words) -> list[S]:
 
 
 def mixed_engines(one: str, other: str) -> str:
-    """Returns in words that two engines have decoded, and what helps."""
+    """Returns the message that two engines have decoded the shards, with the remedy."""
     return (
         f"some of the workers decode by {one}, others by {other}: outputs of two engines are never mixed. Take workers "
         "with one kind of processor (on Dataflow, --machine_type of one generation or --min_cpu_platform), and decode "
@@ -292,7 +292,7 @@ def failure_limit(max_failures: int | None, *, examples: int) -> int:
     """Returns the most examples that may fail.
 
     Args:
-      max_failures: As the user says; None takes 1 % of the examples, and no fewer than 10.
+      max_failures: The user's limit; None takes 1 % of the examples, and at least 10.
       examples: Size of the data set.
 
     >>> failure_limit(None, examples=5000), failure_limit(None, examples=30), failure_limit(3, examples=5000)
@@ -305,12 +305,12 @@ def check_failures(failures: Sequence[tuple[str, str]], *, failed: int, limit: i
     """Raises if more examples failed than may.
 
     Args:
-      failures: Id and reason of failed examples, some of them at least.
+      failures: Id and reason of failed examples, or of some of them.
       failed: How many failed.
-      limit: How many may.
+      limit: How many may fail.
 
     Raises:
-      DataError: If more did; names the first.
+      DataError: If more than `limit` failed; names the first.
     """
     if failed > limit:
         named = "; ".join(f"{name} ({reason})" for name, reason in failures[:_NAMED])

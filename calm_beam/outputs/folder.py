@@ -1,16 +1,16 @@
-"""Folders of outputs: begun, gone on with, left after a failure, or found again.
+"""Output folders: start one, resume one, clean up after a failure, or find one again.
 
-`<output>/generations/<fingerprint of model and settings>/` of a calibration holds
+A calibration's `<output>/generations/<fingerprint of model and settings>/` holds
 
     decode.json                              what is decoded, how, and from what; written before anything is decoded
     generations-00000-of-00004.parquet       one file a shard that has examples
     complete.json                            the mark of success: every shard with its size and digest
 
-A sequential calibration that stops before the end of its data leaves `round-00001.json`, ..., what was counted in each
-round, and `stopped.json` instead of the mark: the shards that it has counted. Losses have decided which those are, so
-only tests that may be watched can be made of them.
+A sequential calibration that stops before the end of its data leaves `round-00001.json`, ..., with the counts of each
+round, and `stopped.json` instead of the mark, with the shards that it has counted. Losses decided which shards those
+are, so only anytime-valid tests can use them.
 
-`<output>/` of `calm-beam generate` holds
+The `<output>/` of `calm-beam generate` holds
 
     generate.json                          what is answered, by what, in which form; written before anything is decoded
     answers-00000-of-00004.parquet         one file a shard that has prompts; or answers-....jsonl.gz, and then parts/
@@ -18,9 +18,9 @@ only tests that may be watched can be made of them.
     losses.jsonl                           losses of prompts that the full model has answered too, if any were asked for
     complete.json                          the mark of success: every shard, and counts of all answers
 
-Files are written whole or not at all. A run that dies leaves the shards it finished; another run takes them over if
-they are of the same job and the same examples. Files whose names begin with a dot are what a killed process left: they
-are never read.
+Files are written atomically. A run that dies leaves its finished shards; another run takes them over if they belong to
+the same job and the same examples. Files whose names begin with a dot are leftovers of a killed process and are never
+read.
 """
 
 import contextlib
@@ -58,25 +58,25 @@ G = TypeVar("G", bound=SweptJob)
 
 
 class Home(Generic[J]):
-    """An output directory, and the folders of one kind of outputs in it.
+    """An output directory, with the folders for one kind of outputs in it.
 
-    Outputs are written where they stay, so that those of a run that dies are not lost.
+    Outputs are written to their final place, so that those of a run that dies are not lost.
     """
 
     JOB: type[J]
     PLACE: ClassVar[str]
-    """What users call the directory."""
+    """The user's word for the directory."""
 
-    def __init__(self, output: str, *, again: str = "--resume", anew: str = "pass --overwrite") -> None:
-        """Keeps the directory, which may not be there.
+    def __init__(self, output: str, *, again: str = "--resume", restart: str = "pass --overwrite") -> None:
+        """Keeps the directory, which need not exist.
 
         Args:
           output: The directory.
-          again: What goes on with what a run has left, in words.
-          anew: How to begin anew instead, in words.
+          again: The flag that resumes a run, as messages show it.
+          restart: How to start over instead, as messages say it.
         """
         self.output = output
-        self._again, self._anew = again, anew
+        self._again, self._restart = again, restart
 
     def begin(
         self,
@@ -87,18 +87,18 @@ class Home(Generic[J]):
         tell: Callable[[str], None],
         withdraw: Callable[[], None] = lambda: None,
     ) -> str:
-        """Returns the folder that a run decodes into first, whose job's file then says what for.
+        """Returns the folder that a run decodes into first; its job file then describes the job.
 
         Args:
-          jobs: What is decoded, one after the other, each into a folder of its own; made if they are not there.
-          resume: Whether to go on with what a run of the same jobs has left.
-          overwrite: Whether to take away what is there.
-          tell: Takes sentences about what was found.
-          withdraw: Takes an earlier result away, before the first of what it rests on.
+          jobs: Jobs to decode one after the other, each into its own folder, which is made if it is missing.
+          resume: Whether to resume what a run of the same jobs has left.
+          overwrite: Whether to remove what is there.
+          tell: Receives sentences about what was found.
+          withdraw: Removes an earlier result before the first file that it depends on is removed.
 
         Raises:
-          UsageError: If there is something that neither allows, or that is of another job.
-          OSError: If files cannot be written or removed, or another run has published a result meanwhile.
+          UsageError: If there is something that neither flag allows, or that belongs to another job.
+          OSError: If files cannot be written or removed, or if another run has published a result meanwhile.
         """
         words, output = self.JOB.WORDS, self.output
         self._check_ours(jobs)
@@ -116,7 +116,7 @@ class Home(Generic[J]):
             )
         for folder in found:
             self._check_same_run(folder, jobs)
-        # One may have been killed before it had a job, so that no folder tells of it.
+        # A run may have been killed before it wrote its job, so that no folder shows it.
         self.remove_temporary_files()
         for folder in found:
             tell(
@@ -126,12 +126,12 @@ class Home(Generic[J]):
         if not found:
             if resume:
                 tell(f"--resume: {output} holds no {words.outputs} yet; starting from the beginning")
-            # What runs without a finished shard have left says nothing.
+            # Leftovers of runs without a finished shard hold nothing of use.
             self._remove(self._begun())
         return self.next_folder(jobs[0])
 
     def next_folder(self, job: J) -> str:
-        """Returns the folder that a run which has begun decodes a job into.
+        """Returns the folder for the next job of a run that has begun.
 
         Raises:
           UsageError: If another run has begun there meanwhile.
@@ -148,38 +148,38 @@ class Home(Generic[J]):
         return folder
 
     def folder_of(self, job: J) -> str:
-        """Returns the folder of a job's outputs, which may not be there."""
+        """Returns the folder of a job's outputs, which need not exist."""
         raise NotImplementedError
 
     def begun_shards(self) -> int | None:
-        """Returns into how many shards a run divides its data that has begun there; None if none has."""
+        """Returns the number of shards of the run that has begun there; None if none has."""
         for folder in self._found():
             with contextlib.suppress(OutputsError):
                 return self.JOB.read(folder).num_shards
         return None
 
     def after_failure(self, folder: str, *, is_over: bool) -> str:
-        """Returns in words what a run that failed has left in a folder; nothing where no shard was finished.
+        """Returns a sentence on what a failed run has left in a folder; empty if no shard was finished.
 
-        Then nothing stays on disk either, if it `is_over`: workers elsewhere may go on for a while.
+        Without a finished shard, the files are removed if the run `is_over`: remote workers may continue for a while.
         """
         if self.JOB.shard_files(folder):
             return f"{self._extent(folder)} in {folder}: {self._again} goes on from there."
         if is_over:
             self._remove([folder])
             if not is_cloud_path(self.output):
-                # Only if they are empty: other things may be kept there.
+                # Only empty folders: users may keep other files there.
                 for left in (*self._below(), self.output):
                     with contextlib.suppress(OSError):
                         os.rmdir(left)
         return ""
 
     def remove_temporary_files(self) -> None:
-        """Removes what a killed process has left of files that it was writing."""
+        """Removes unfinished files of a killed process."""
         raise NotImplementedError
 
     def _check_ours(self, jobs: Sequence[J]) -> None:
-        """Refuses a directory in which there is what a run would write or remove, and that is not this command's."""
+        """Refuses a directory with files that a run would write or remove but this command did not make."""
         raise NotImplementedError
 
     def _found(self) -> list[str]:
@@ -187,19 +187,19 @@ class Home(Generic[J]):
         raise NotImplementedError
 
     def _begun(self) -> list[str]:
-        """Returns the folders in which decoding was begun, or may have been."""
+        """Returns the folders in which decoding has begun, or may have."""
         raise NotImplementedError
 
     def _below(self) -> tuple[str, ...]:
-        """Returns the folders that a run makes in the directory for what it writes."""
+        """Returns the folders that a run creates in the directory."""
         raise NotImplementedError
 
     def _remove(self, folders: Sequence[str]) -> None:
-        """Removes what a run writes from folders."""
+        """Removes a run's files from folders."""
         raise NotImplementedError
 
     def _extent(self, folder: str) -> str:
-        """Returns in words how far a run has come."""
+        """Returns a phrase on how far a run has come."""
         made = self.JOB.WORDS.made
         shards = len({base_name(path).partition(".")[0] for path in self.JOB.shard_files(folder)})
         try:
@@ -208,38 +208,40 @@ class Home(Generic[J]):
             return f"{counted(shards, 'shard')} {made}"
 
     def _check_same_run(self, folder: str, jobs: Sequence[J]) -> None:
-        """Refuses to go on with what another run has begun."""
+        """Refuses to resume another run."""
         own = {self.folder_of(job): job for job in jobs}
         try:
             theirs = self.JOB.read(folder)
         except OutputsError as error:
-            raise UsageError(f"--resume: {error} {self._anew[0].upper()}{self._anew[1:]} to begin anew.") from error
+            raise UsageError(
+                f"--resume: {error} {self._restart[0].upper()}{self._restart[1:]} to begin anew."
+            ) from error
         differences = own.get(folder, jobs[-1]).differences(theirs)
         if differences or folder not in own:
             how = "; ".join(differences) or "under another name"
             raise UsageError(
                 f"--resume: {folder} was begun in another way: {how}. {self.JOB.WORDS.outputs.capitalize()} of "
-                f"different runs are never mixed: repeat that run as it was, or {self._anew} to begin anew."
+                f"different runs are never mixed: repeat that run as it was, or {self._restart} to begin anew."
             )
 
 
 class GenerationsHome(Home[G]):
-    """An output directory with a folder of generations for every way of decoding."""
+    """An output directory with one folder of generations for each decoding configuration."""
 
     PLACE = "directory"
 
     def folder_of(self, job: G) -> str:
-        """Returns the folder of a job's generations, which may not be there."""
+        """Returns the folder of a job's generations, which need not exist."""
         return joined(self.output, _GENERATIONS, job.outputs())
 
     def keep_last(self, jobs: Sequence[G]) -> None:
-        """Removes the folders of all jobs but the last: its generations hold those of the others."""
+        """Removes the folders of all jobs but the last, whose generations contain those of the others."""
         self._remove([self.folder_of(job) for job in jobs[:-1]])
 
     def counted_folder(self) -> str:
         """Returns the folder of generations that a finished calibration has counted.
 
-        A run that was killed at its very end may have left others, of parts of the grid.
+        A run that was killed at the very end may have left others, for parts of the grid.
 
         Raises:
           UsageError: If there is none.
@@ -250,7 +252,7 @@ class GenerationsHome(Home[G]):
         raise UsageError(f"{self.output}: holds no generations that were counted whole. Begin anew with --overwrite.")
 
     def remove_temporary_files(self) -> None:
-        """Removes what a killed process has left, in the directory and its generations, of files it was writing."""
+        """Removes unfinished files of a killed process, in the directory and its generations."""
         for below in ((), (_GENERATIONS, "*")):
             for path in list_files(joined(glob.escape(self.output), *below, ".*.tmp")):
                 remove_file(path)
@@ -259,10 +261,10 @@ class GenerationsHome(Home[G]):
         """Returns the folder of generations that a flag names: the directory itself, or the only one in it.
 
         Args:
-          flag: That flag.
+          flag: The flag's name, for messages.
 
         Raises:
-          UsageError: If there is none, or several.
+          UsageError: If there is none, or if there are several.
         """
         path = self.output
         if is_file(joined(path, self.JOB.FILE)):
@@ -282,7 +284,7 @@ class GenerationsHome(Home[G]):
 
     def _check_ours(self, jobs: Sequence[G]) -> None:
         try:
-            # Now, and not when the first of them is removed, after hours.
+            # Before decoding, and not hours later when the first of them is removed.
             for folder in (*(self.folder_of(job) for job in jobs), *self._found()):
                 refuse_links(folder, inside=self.output)
         except OSError as error:
@@ -310,19 +312,19 @@ class SweepHome(GenerationsHome[DecodeJob]):
 
 
 class SettingHome(GenerationsHome[SettingJob]):
-    """The output directory of a decoder of the user's."""
+    """The output directory of a user's decoder."""
 
     JOB = SettingJob
 
 
 class AnswerHome(Home[AnswerJob]):
-    """The output folder of `calm-beam generate`, which holds the answers itself, beside what others may keep there."""
+    """The output folder of `calm-beam generate`: it holds the answers itself, and users may keep other files there."""
 
     JOB = AnswerJob
     PLACE = "folder"
 
     def next_folder(self, job: AnswerJob) -> str:
-        """Returns the folder, in which there is one for parts where users read other files."""
+        """Returns the folder, after making `parts/` in it if users read another format than Parquet."""
         if job.published_path(self.output, 0) != job.shard_path(self.output, 0):
             make_folder(joined(self.output, PARTS))
         return super().next_folder(job)
@@ -332,7 +334,7 @@ class AnswerHome(Home[AnswerJob]):
         return self.output
 
     def remove_temporary_files(self) -> None:
-        """Removes what a killed process has left of files that it was writing."""
+        """Removes unfinished files of a killed process."""
         for folder in (self.output, *self._below()):
             for name in ("answers-*", "losses*", FAILURES, COMPLETE, AnswerJob.FILE):
                 for path in list_files(joined(glob.escape(folder), f".{name}.*.tmp")):
@@ -360,7 +362,7 @@ class AnswerHome(Home[AnswerJob]):
         return (joined(self.output, PARTS),)
 
     def _remove(self, folders: Sequence[str]) -> None:
-        """Removes what a run writes, and nothing else: the mark first, and last what tells whose the rest is."""
+        """Removes only the run's own files: the mark first, and last the job file, which shows whose they are."""
         if not folders:
             return
         remove_file(joined(self.output, COMPLETE))
@@ -376,17 +378,17 @@ class AnswerHome(Home[AnswerJob]):
 
 
 def check_may_choose(folder: str, job: DecodeJob) -> None:
-    """Refuses generations of examples that have confirmed what others chose: their losses have been looked at.
+    """Refuses generations of holdout examples for selection: their losses have already been used for testing.
 
     Args:
-      folder: Of the generations.
-      job: What they are.
+      folder: Folder of the generations.
+      job: Their job.
 
     Raises:
-      UsageError: If they are such.
+      UsageError: If these are holdout generations.
     """
     if job.part is not None and job.part.name == CONFIRMING:
         raise UsageError(
-            f"{folder}: its examples have confirmed what others chose. They have been looked at, and prove nothing "
-            "more: take fresh data."
+            f"{folder}: its examples are a holdout that has already confirmed a choice. Tested again, they prove "
+            "nothing: take fresh data."
         )

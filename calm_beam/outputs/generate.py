@@ -1,7 +1,7 @@
-"""From prompts to generations, as values that can be stored: the sweep, and the decoder that serves, asked alike.
+"""Generations from prompts, as storable values: by the sweep, or by the serving decoder behind the same interface.
 
 A sweep decodes all branches of a prompt together. `ServedBranches` decodes prompts by one branch after the other, as
-`Generator.generate_batch` decodes them: as if each threshold were served, and the full model, too.
+`Generator.generate_batch` does: each threshold as if it were served, and the full model too.
 
 Importing this loads JAX.
 """
@@ -23,7 +23,7 @@ from calm_beam.outputs import Generation, Output
 
 
 class DecodesRequests(Protocol):
-    """What decodes prompts by some branches."""
+    """A decoder of prompts by several branches."""
 
     def decode(self, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
         """Yields the outputs of every prompt, as `Decoder.decode` does."""
@@ -32,13 +32,13 @@ class DecodesRequests(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweptPart:
-    """Which part of a sweep a decoder is for.
+    """The part of a sweep that a decoder computes.
 
     Attributes:
-      above: The generation of each prompt at the thresholds above the decoder's, which is completed: outputs follow
-        those that it has. None if the decoder's lanes are all there is.
-      goes_on: Whether another sweep is to go on below the last threshold.
-      rules: How many exit rules the decoder has, with as many branches each. A prompt that fails by one fails by all.
+      above: The generation of each prompt at the thresholds above the decoder's; the new outputs are appended to it.
+        None if the decoder's branches are all there is.
+      goes_on: Whether another sweep continues below the last threshold.
+      rules: Number of the decoder's exit rules, each with as many branches. A prompt that fails by one fails by all.
     """
 
     above: Sequence[Generation] | None = None
@@ -62,22 +62,22 @@ def generate(
 ) -> Iterator[tuple[Generation, ...]]:
     """Yields the generations of every prompt, one for each exit rule, in the order in which prompts end.
 
-    A prompt that fails does not take those beside it along: they are decoded without it, and it is tried again alone
-    before it counts as failed.
+    A failing prompt does not fail its batch: the others are decoded without it, and it is retried alone before it
+    counts as failed.
 
     Args:
-      decoder: Decodes by the full model and at all thresholds, or by those that `part.above` leaves.
+      decoder: Decodes by the full model and at all thresholds, or at those that follow `part.above`.
       prompts: The prompts.
-      vocabulary: Turns output ids into text; None where prompts are token ids and there is none.
-      on_error: `fail` raises for an example that cannot be decoded, `worst_case` returns it with its failure, to be
-        counted with loss 1 at every threshold. It is never dropped: that would bias the risk.
-      duplicates: Ids of examples whose prompt counts before them.
-      part: Which part of a sweep the decoder is for.
-      end_ids: Ids of which each ends an output, which are none of its text where there is no vocabulary.
+      vocabulary: Turns output ids into text; None if prompts are token ids and there is no vocabulary.
+      on_error: `fail` raises for an example that cannot be decoded. `worst_case` returns it with its failure, and it
+        counts with loss 1 at every threshold. It is never dropped: that would bias the risk.
+      duplicates: Ids of examples whose prompt an earlier example has.
+      part: Which part of a sweep the decoder computes.
+      end_ids: End-of-sequence ids. Without a vocabulary, they are left out of the text.
 
     Raises:
-      DecodeError: If a prompt cannot be decoded, also alone, or its logits are not finite, and `on_error` is `fail`;
-        names the example. Whatever `on_error` is, if the device has no memory left: that is no prompt's fault.
+      DecodeError: If a prompt cannot be decoded even alone, or its logits are not finite, and `on_error` is `fail`;
+        names the example. Also, whatever `on_error` is, if the device runs out of memory: that is no prompt's fault.
     """
     above, rules = part.above, part.rules
     known = _known_outputs(above) if above is not None else None
@@ -119,7 +119,7 @@ def generate(
 
 
 def _known_outputs(above: Sequence[Generation]) -> list[KnownOutput] | None:
-    """Returns the last output of every prompt; None if the sweep did not tell what it takes to go on from there."""
+    """Returns the last output of every prompt; None if the sweep did not record what resuming from it needs."""
     known = []
     for generation in above:
         if generation.max_rejected_confidence is None:
@@ -158,13 +158,13 @@ def _outputs(result: PromptResult, vocabulary: Vocabulary | None, *, end_ids: Se
 
 
 class ServedBranches:
-    """Decodes prompts by some branches, one after the other."""
+    """Decodes prompts by several branches, one branch after the other."""
 
     def __init__(self, decoder: Decoder, branches: Sequence[Branch]) -> None:
-        """Keeps what decodes.
+        """Stores the decoder and its branches.
 
         Args:
-          decoder: Of one branch, whose rule is that of all.
+          decoder: The decoder of one branch; all branches share its exit rule.
           branches: At least one.
         """
         self._decoder, self._branches = decoder, branches
@@ -172,24 +172,24 @@ class ServedBranches:
 
     @property
     def work(self) -> Work:
-        """What has been decoded so far, counted: a prompt once, however many branches it was decoded by."""
+        """Counts of the work so far; a prompt counts once, however many branches decoded it."""
         return dataclasses.replace(self._decoder.work, prompts=self._prompts, tokens=self._tokens)
 
     @property
     def engine(self) -> EngineRecord:
-        """What decodes."""
+        """The engine that decodes."""
         return self._decoder.engine
 
     @property
     def slots(self) -> int:
-        """Most prompts that are decoded side by side, on all devices together."""
+        """Most prompts that are decoded at the same time, on all devices together."""
         return self._decoder.slots
 
     def decode(self, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end by the last branch.
 
         Args:
-          prompts: Of which nothing is known: nothing is shared with what a sweep has decoded.
+          prompts: The prompts, without known outputs: nothing is shared with what a sweep has decoded.
 
         Raises:
           ValueError: If a prompt is empty or too long.

@@ -1,7 +1,7 @@
-"""A decoder of the user's, hosted: called with batches, held to what it owes, and told in one line where it fails.
+"""Host of a user's decoder: calls it with batches, checks what it returns, and reports its failures in one line.
 
-What a decoder claims is checked before it is stored: it answers every prompt, under every setting, in texts or in token
-ids, and no cost is NaN. Prompts at which it raises are isolated from their batch by bisection.
+A decoder's answers are checked before they are stored: there is one for every prompt under every setting, it is text or
+token ids, and no cost is NaN. Prompts at which the decoder raises are isolated from their batch by bisection.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from .rows import Generation, Output
 from .sharding import duplicate_prompts
 
 Setting = str | int | float
-"""What a setting is called."""
+"""Name of a setting."""
 
 MOST_ID = 2**31 - 1
 """The largest token id that is stored."""
@@ -32,22 +32,22 @@ _T = TypeVar("_T")
 
 
 class DecoderError(CalmBeamError, RuntimeError):
-    """A decoder of the user's that failed, hung, or gave something else than an answer for every prompt and setting."""
+    """A user's decoder failed, hung, or did not return an answer for every prompt and setting."""
 
 
 class _RaisedError(CalmBeamError):
-    """What a call of the decoder raised, in words: the fault of some prompt, or of all."""
+    """The error text of a decoder's call, caused by one prompt or by all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SettingOutput:
-    """An answer with what it took, as a decoder of the user's may give it instead of a text or of token ids.
+    """An answer with its cost and exit layers, which a user's decoder may return instead of text or token ids.
 
     Attributes:
-      text: The text that metrics see; None where there are only ids.
-      token_ids: Generated ids; None where there is only a text.
-      cost: What the answer has cost, at least 0, in whatever unit; None if that is not known.
-      exit_layers: The layer, from 1, that each token was read at; None if that is not known.
+      text: The text that metrics see; None if there are only ids.
+      token_ids: Generated ids; None if there is only a text.
+      cost: Cost of the answer, at least 0, in any unit; None if unknown.
+      exit_layers: The exit layer of each token, from 1; None if unknown.
     """
 
     text: str | None = None
@@ -57,24 +57,24 @@ class SettingOutput:
 
 
 class SettingDecoder(Protocol):
-    """What is hosted: a function, or an object with this method, which may have a method `setup` too."""
+    """The hosted decoder: a function, or an object with this method and optionally a method `setup`."""
 
     def __call__(self, prompts: list[Any], settings: tuple[Any, ...]) -> Mapping[Any, Sequence[Any]]:
         """Returns the answers under every setting, in the order of the prompts.
 
         Args:
-          prompts: Texts; or lists of token ids, where the data have those.
-          settings: All of them, as the user named them.
+          prompts: Texts, or lists of token ids if the data have those.
+          settings: All settings, as the user named them.
 
         Returns:
-          By setting, for every prompt a text, a sequence of token ids, a `SettingOutput`, or None where there is no
+          By setting, for every prompt a text, a sequence of token ids, a `SettingOutput`, or None if there is no
           answer: then the prompt has failed.
         """
         ...
 
 
 class HostedDecoder:
-    """A decoder of the user's, whose setup and calls all come from one thread, one after the other."""
+    """A user's decoder; its setup and all calls run on one thread, one after the other."""
 
     def __init__(
         self,
@@ -84,16 +84,16 @@ class HostedDecoder:
         settings: Sequence[Setting],
         timeout: float | None,
     ) -> None:
-        """Sets the decoder up.
+        """Sets up the decoder.
 
         Args:
-          decoder: The decoder; a class is made an instance of, without arguments.
-          name: What it is called.
+          decoder: The decoder, or a class that is instantiated without arguments.
+          name: Its name, for messages.
           settings: All settings, as the user named them.
-          timeout: Seconds that a call may take; None for any number.
+          timeout: Most seconds of a call; None for no limit.
 
         Raises:
-          DecoderError: If that fails.
+          DecoderError: If setting it up fails.
         """
         self._name, self._settings, self._timeout = name, tuple(settings), timeout
         self._lock = threading.Lock()
@@ -101,15 +101,15 @@ class HostedDecoder:
         self._decoder = self._thread.result_of(lambda: self._set_up(decoder), timeout=None)
 
     def outcomes(self, examples: Sequence[Example], *, batch_size: int | None, on_error: str) -> Iterator[Generation]:
-        """Yields what becomes of every example, in their order.
+        """Yields the generation of every example, in their order.
 
         Args:
-          examples: Those of a shard.
+          examples: The examples of a shard.
           batch_size: Most prompts of a call; None for all at once.
-          on_error: `fail`, or `worst_case`, which lets examples fail that get no answer.
+          on_error: `fail`, or `worst_case`, which lets examples without an answer fail.
 
         Raises:
-          DecoderError: If one gets none and may not fail; or if the decoder hangs, or breaks what it owes.
+          DecoderError: If an example has no answer and may not fail, or if the decoder hangs or breaks its contract.
         """
         duplicates = duplicate_prompts(examples)
         size = batch_size or max(1, len(examples))
@@ -117,7 +117,7 @@ class HostedDecoder:
             for example, outputs in self._isolated(examples[first : first + size]):
                 failure = outputs if isinstance(outputs, str) else None
                 if failure is not None and on_error == "fail":
-                    raise DecoderError(f"{example.in_words()}: {failure}. Mend the decoder; or {_WORST_CASE}.")
+                    raise DecoderError(f"{example.in_words()}: {failure}. Fix the decoder; or {_WORST_CASE}.")
                 yield Generation(
                     example=_with_references(example),
                     truncated=False,
@@ -136,7 +136,7 @@ class HostedDecoder:
         return made  # type: ignore[no-any-return]
 
     def _isolated(self, batch: Sequence[Example]) -> Iterator[tuple[Example, tuple[Output, ...] | str]]:
-        """Yields every example with its outputs, or in words why it has none."""
+        """Yields every example with its outputs, or with the reason why it has none."""
         try:
             found = self._answered(batch)
         except _RaisedError as error:
@@ -150,7 +150,7 @@ class HostedDecoder:
             yield from zip(batch, found, strict=True)
 
     def _answered(self, batch: Sequence[Example]) -> list[tuple[Output, ...] | str]:
-        """Returns for every example its outputs under all settings, or in words why it has none."""
+        """Returns the outputs of every example under all settings, or the reason why it has none."""
         prompts = [_prompt(example) for example in batch]
         with self._lock:
             answers = self._thread.result_of(lambda: self._call(prompts), timeout=self._timeout)
@@ -168,7 +168,7 @@ class HostedDecoder:
         return rows
 
     def _call(self, prompts: list[Any]) -> dict[Setting, list[Any]]:
-        """Returns the answers by setting, as many under each as there are prompts; runs in the decoder's thread."""
+        """Returns the answers by setting, one per prompt under each; runs in the decoder's thread."""
         with UserCode(lambda said: _RaisedError(f"the decoder raised {said}"), passing=DecoderError):
             found = self._decoder(prompts, self._settings)
             if not isinstance(found, Mapping):
@@ -192,7 +192,7 @@ class HostedDecoder:
             return answers
 
     def _outputs(self, answers: Sequence[Any], batch: Sequence[Example], *, setting: Setting) -> list[Output | str]:
-        """Returns the outputs under a setting, or why there is none; refuses what is no answer."""
+        """Returns the outputs under a setting, or the reason why there is none; refuses invalid answers."""
         outputs: list[Output | str] = []
         for answer, example in zip(answers, batch, strict=True):
             where = f"under setting {setting!r} for {example.in_words()}"
@@ -200,7 +200,7 @@ class HostedDecoder:
                 outputs.append(f"the decoder gave no answer under setting {setting!r}")
                 continue
             try:
-                # Of the user's classes, which may do anything when they are looked at.
+                # The user's own classes may raise anything when they are inspected.
                 with UserCode(lambda said: DecoderError(f"it raised {said}"), passing=DecoderError):
                     outputs.append(_output(answer, example))
             except DecoderError as error:
@@ -208,7 +208,7 @@ class HostedDecoder:
         told = [output.cost is not None for output in outputs if isinstance(output, Output)]
         if any(told) and not all(told):
             raise self._broken(
-                f"told a cost for {sum(told)} of {len(told)} answers under setting {setting!r}: tell all, or none"
+                f"gave a cost for {sum(told)} of {len(told)} answers under setting {setting!r}: give all, or none"
             )
         return outputs
 
@@ -224,15 +224,15 @@ def _prompt(example: Example) -> str | list[int]:
 
 
 def _with_references(example: Example) -> Example:
-    """Returns an example whose references of ids are texts as outputs of ids are: the ids joined by spaces."""
+    """Returns an example whose reference ids are texts in the form of output ids: ids joined by spaces."""
     return example if example.reference_ids is None else with_reference_texts(example, None, vocab_size=MOST_ID + 1)
 
 
 def _output(answer: Any, example: Example) -> Output:
-    """Returns an answer as it is stored.
+    """Returns an answer in its stored form.
 
     Raises:
-      DecoderError: If it is none; says what it is, and what was expected.
+      DecoderError: If it is invalid; says what it is and what was expected.
     """
     given = answer if isinstance(answer, SettingOutput) else None
     if given is None:
@@ -245,7 +245,7 @@ def _output(answer: Any, example: Example) -> Output:
         raise DecoderError(f"it has {counted(len(layers), 'exit layer')} for {counted(len(tokens), 'token')}")
     text = given.text
     if text is None:
-        # Comparing ids with text gives every output the same score: of a loss, 0.
+        # Comparing ids with text gives every output the same score, so every loss would be 0.
         if example.input is not None or (example.references and example.reference_ids is None):
             raise DecoderError("it is token ids, and prompt or references are text: give its text too")
         text = " ".join(map(str, tokens))
@@ -272,7 +272,7 @@ def _cost(value: Any) -> float | None:
 
 
 def _whole_numbers(values: Any, *, lowest: int, of: str) -> tuple[int, ...]:
-    """Returns whole numbers, of whatever library."""
+    """Returns whole numbers of any library as ints."""
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
         raise DecoderError(f"it is {shown(values)}, expected a text, {of} or a SettingOutput")
     found = []
@@ -292,10 +292,10 @@ _Work = queue.SimpleQueue[tuple[Callable[[], Any], _Answer] | None]
 
 
 class _OwnThread:
-    """A thread that runs what it is given, one after the other; it ends with this object, or with the process.
+    """A thread that runs functions one after the other; it ends with this object, or with the process.
 
-    That it ends with the process, whatever it waits for, is why it is no thread of a pool: a decoder that hangs must
-    keep nobody from leaving.
+    It is not a pool's thread, because it must end with the process whatever it waits for: a decoder that hangs must not
+    keep the process alive.
     """
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ class _OwnThread:
         weakref.finalize(self, self._work.put, None)
 
     def result_of(self, run: Callable[[], _T], *, timeout: float | None) -> _T:
-        """Returns what a function returns, or raises what it raises; `_TIMED_OUT` if that takes longer than it may."""
+        """Returns what a function returns, or raises what it raises; `_TIMED_OUT` if it exceeds the timeout."""
         answer: _Answer = queue.SimpleQueue()
         self._work.put((run, answer))
         try:
@@ -323,5 +323,5 @@ def _run_all(work: _Work) -> None:
             answer.put((False, run()))
         except BaseException as error:
             answer.put((True, error))
-        # They hold the decoder, and with it its memory.
+        # They keep the decoder, and so its memory, alive.
         del item, run, answer

@@ -1,8 +1,8 @@
-"""All that decides what outputs are, besides the content of the data files: a sealed file in their folder.
+"""Jobs: everything that decides outputs, besides the content of the data files, in a sealed file in their folder.
 
-A sweep's is `decode.json`, and what it makes are generations: every prompt by every branch, or an output of every
-prompt under every setting of a decoder of the user's. That of `calm-beam generate` is `generate.json`, and what it
-makes are answers: every prompt by the one branch that a manifest promises.
+A sweep's file is `decode.json`. Its outputs are generations: every prompt by every branch, or an output of every prompt
+under every setting of a user's decoder. The file of `calm-beam generate` is `generate.json`, and its outputs are
+answers: every prompt by the one branch that a manifest certifies.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ from calm_beam.storage.strict_json import content_digest, differences, read_seal
 from calm_beam.text import check_count
 
 FORMATS = {"parquet": "parquet", "jsonl": "jsonl.gz"}
-"""Forms of the files of answers, and the suffix of each."""
+"""Formats of the files of answers, with their suffixes."""
 
 PARTS = "parts"
-"""Folder of the Parquet files of answers, where users read others that are made of them."""
+"""Folder of the Parquet files of answers, if users read files in another format made from them."""
 
 _STORED = "parquet"
 _ANSWERS_NAME = re.compile(r"answers-\d{5,}-of-\d{5,}\.(parquet|jsonl\.gz)")
@@ -40,45 +40,45 @@ _EXAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Example))
 
 
 class OutputsError(CalmBeamError, ValueError):
-    """Stored outputs that cannot be trusted, or are not those that were asked for."""
+    """Stored outputs that are damaged, inconsistent, or not the requested ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Words:
-    """What messages call outputs of a kind.
+    """The words that messages use for a kind of outputs.
 
     Attributes:
-      outputs: What they are.
-      example: What each is made of.
-      made: What is done to make them.
-      anew: How to make them again, as an imperative.
-      lenient: What `--on_error` is where examples may fail.
+      outputs: Noun for the outputs.
+      example: Noun for the input of each.
+      made: Participle for how they are made.
+      redo: How to make them again, as an imperative.
+      lenient: Value of `--on_error` that lets examples fail.
     """
 
     outputs: str
     example: str
     made: str
-    anew: str
+    redo: str
     lenient: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a job of any kind says.
+    """The fields that all kinds of jobs have.
 
     Attributes:
       patterns: Data patterns as the user gave them.
-      files: The files that they name, sorted.
+      files: The files that the patterns match, sorted.
       num_shards: Number of shards, those without examples included.
-      software: Versions of what decodes, by name.
-      reading: What was chosen about the form of the data, as in `Reading.choices`.
-      group_key: Key of a row that names its group; None where none is read.
+      software: Versions of the software that decodes, by name.
+      reading: Choices about the form of the data, as `Reading.choices` returns them.
+      group_key: Key of a row that names its group; None if no group is read.
     """
 
     FILE: ClassVar[str]
-    """Name of the file that says it."""
+    """Name of the job file."""
     SCHEMA: ClassVar[str]
-    """Form of that file."""
+    """Schema of that file."""
     WORDS: ClassVar[Words]
 
     patterns: tuple[str, ...]
@@ -90,24 +90,24 @@ class Job:
 
     @property
     def decoded_by(self) -> EngineRecord | None:
-        """What decodes; None in jobs of earlier versions, which do not say."""
+        """The engine that decodes; None in jobs of earlier versions, which do not record it."""
         raise NotImplementedError
 
     def digest(self) -> str:
-        """Returns `sha256:` and 64 digits, over everything."""
+        """Returns `sha256:` and 64 digits, over all fields."""
         return content_digest(self._content())
 
     def differences(self, other: Self) -> tuple[str, ...]:
-        """Returns in words where another job differs, each as `NAME is THEIRS there, OURS here`."""
-        # Whatever changes generations shows in their fingerprint too, which says nothing in words.
+        """Returns how another job differs, each as `NAME is THEIRS there, OURS here`."""
+        # Every change of the outputs also changes their fingerprint, but a fingerprint explains nothing.
         found = differences(self._content(), other._content(), but=("outputs", *_ENGINE_FIELDS))
         return (*engine_difference(self.decoded_by, other.decoded_by), *found)
 
     def write(self, folder: str) -> None:
-        """Writes the file into a folder where there is none.
+        """Writes the file into a folder that has none.
 
         Raises:
-          FileExistsError: If there is one, of another job.
+          FileExistsError: If the folder has the file of another job.
         """
         write_sealed(joined(folder, self.FILE), self._content(), replaces="")
 
@@ -116,10 +116,10 @@ class Job:
         """Returns the job of a folder.
 
         Raises:
-          OutputsError: If its file is missing or not as it was written.
+          OutputsError: If its file is missing or has been changed.
         """
         path, words = joined(folder, cls.FILE), cls.WORDS
-        again = words.anew.capitalize()
+        again = words.redo.capitalize()
         content = read_sealed(path, schema=cls.SCHEMA, kind=OutputsError, of=words.outputs, again=again)
         try:
             job = cls._of(content)
@@ -131,7 +131,7 @@ class Job:
         return job
 
     def shard_path(self, folder: str, shard: int) -> str:
-        """Returns the Parquet file of a shard: what is stored once, and says all that became of its examples."""
+        """Returns the Parquet file of a shard, which is stored once and has the outcome of all its examples."""
         return joined(folder, self._shard_name(shard, suffix=_STORED))
 
     def published_path(self, folder: str, shard: int) -> str:
@@ -140,14 +140,14 @@ class Job:
 
     @classmethod
     def shard_files(cls, folder: str) -> tuple[str, ...]:
-        """Returns the files of shards that are in a folder, whatever they hold."""
+        """Returns the files of shards that are in a folder, whatever their content."""
         raise NotImplementedError
 
     def check_files(self, folder: str, shards: Sequence[int]) -> None:
         """Refuses a folder that holds files of other shards than these.
 
         Raises:
-          OutputsError: If it does: what is left over is of other data.
+          OutputsError: If it does: leftover shards belong to other data.
         """
         expected = {path(folder, shard) for path in (self.shard_path, self.published_path) for shard in shards}
         strange = [path for path in self.shard_files(folder) if path not in expected]
@@ -155,7 +155,7 @@ class Job:
             words = self.WORDS
             raise OutputsError(
                 f"{strange[0]}: the data have no {words.example} for this file, so it was {words.made} from other "
-                f"data. Restore the data, or {words.anew} with --overwrite."
+                f"data. Restore the data, or {words.redo} with --overwrite."
             )
 
     def shard_digest(self, shard: int, *, examples: Sequence[Example]) -> str:
@@ -172,21 +172,21 @@ class Job:
         return f"{self.WORDS.outputs}-{shard:05d}-of-{self.num_shards:05d}.{suffix}"
 
     def _identity(self, example: Example) -> Any:
-        """Returns what tells an example from others, as JSON has it."""
+        """Returns the identity of an example, as JSON values."""
         raise NotImplementedError
 
     def _content(self) -> dict[str, Any]:
-        """Returns what the file says, but for its digest."""
+        """Returns the content of the file, without its digest."""
         raise NotImplementedError
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Self:
-        """Returns the job of which a file says this; raises an error of Python's if it is something else."""
+        """Returns the job with a file's content; raises a built-in error if the content is something else."""
         raise NotImplementedError
 
     @classmethod
     def _common(cls, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of every kind."""
+        """Returns the fields that all kinds have."""
         return {
             "patterns": tuple(content["patterns"]),
             "files": tuple(content["files"]),
@@ -198,7 +198,7 @@ class Job:
 
 
 def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a job that decodes by a model of ours."""
+    """Returns the fields of a job that decodes with calm-beam's own engines."""
     return {
         "model": ModelRecord.from_dict(content["model"], at="model"),
         "vocabulary": VocabularyRecord.from_dict(content["vocabulary"]) if content["vocabulary"] else None,
@@ -210,27 +210,27 @@ class SweptJob(Job):
     """A job whose outputs are generations.
 
     Attributes:
-      cluster_key: Key of a row that names its cluster; None where none is read.
+      cluster_key: Key of a row that names its cluster; None if no cluster is read.
     """
 
     FILE = "decode.json"
-    WORDS = Words(outputs="generations", example="example", made="decoded", anew="decode anew", lenient="worst_case")
+    WORDS = Words(outputs="generations", example="example", made="decoded", redo="decode anew", lenient="worst_case")
 
     cluster_key: str | None
 
     def outputs(self) -> str:
-        """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
+        """Returns the fingerprint of everything that decides the outputs except the data: the folder's name."""
         raise NotImplementedError
 
     @classmethod
     def shard_files(cls, folder: str) -> tuple[str, ...]:
-        """Returns the files of shards that are in a folder, whatever they hold."""
+        """Returns the files of shards that are in a folder, whatever their content."""
         return list_files(joined(glob.escape(folder), "*.parquet"))
 
     def _identity(self, example: Example) -> list[Any]:
         fields = dict(zip(_EXAMPLE_FIELDS, dataclasses.astuple(example), strict=True))
         group, repeats_prompt = fields.pop("group"), fields.pop("repeats_prompt")
-        # Only where they are told: shards of earlier versions know nothing of them.
+        # Only values that are set, so that digests of earlier versions stay valid.
         return [
             *fields.values(),
             *([repeats_prompt] if repeats_prompt else []),
@@ -240,23 +240,23 @@ class SweptJob(Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeJob(SweptJob):
-    """A job whose outputs are generations of a model, at every threshold.
+    """A job whose outputs are a model's generations at every threshold.
 
     Attributes:
       model: The model.
-      vocabulary: Its vocabulary, which decides the texts of outputs; None where there is none, and they are ids.
-      settings: How it decodes.
+      vocabulary: Its vocabulary, which decides the texts of outputs; None if there is none and outputs are ids.
+      settings: The decode settings.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
-      order: Salt of the order that examples are in, by ids; None where shards are made by prompts.
-      part: Which part of the data is decoded, where one confirms what the other has chosen; None where all of it is.
-      end_ids: Ids of the model of which each ends an output. Jobs of earlier versions do not say, and count as T5's.
-      decoder: `batch` where the decoder that serves has decoded, at one threshold after the other; None where a sweep
-        has, at all of them together.
-      exit_head: Form of the output head that was asked for where the decoder that serves has decoded, which the
-        manifest names; None where a sweep has.
+      order: Salt of the order of examples by ids; None if shards are made by prompts.
+      part: Which part of the data is decoded, if one part is for selection and the other is the holdout; None for all.
+      end_ids: The model's end-of-sequence ids. Jobs of earlier versions do not record them, and count as T5's.
+      decoder: `batch` if the serving decoder has decoded, at one threshold after the other; None if a sweep has, at all
+        of them together.
+      exit_head: The requested form of the output head if the serving decoder has decoded, for the manifest; None if a
+        sweep has.
     """
 
-    # The first version kept outputs of id prompts as ids whatever vocabulary there was, and held them against texts.
+    # v1 kept outputs of id prompts as ids even if there was a vocabulary, and compared them with texts.
     SCHEMA = "calm-beam/generations/v2"
 
     model: ModelRecord
@@ -271,19 +271,19 @@ class DecodeJob(SweptJob):
 
     @property
     def decoded_by(self) -> EngineRecord | None:
-        """What decodes; None in jobs of earlier versions, which do not say."""
+        """The engine that decodes; None in jobs of earlier versions, which do not record it."""
         return self.settings.engine
 
     def outputs(self) -> str:
-        """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
+        """Returns the fingerprint of everything that decides the outputs except the data: the folder's name."""
         return self.settings.fingerprint(model=self.model.fingerprint, vocabulary=self.vocabulary_identity())
 
     def vocabulary_identity(self) -> str | None:
-        """Returns a fingerprint of the vocabulary with its extra ids and its chat; None where there is none."""
+        """Returns a fingerprint of the vocabulary with its extra ids and chat template; None without a vocabulary."""
         if self.vocabulary is None:
             return None
         chat = self.vocabulary.chat
-        # Names of generations without a chat are older than chats.
+        # Omitted without a chat template, so that older folder names stay valid.
         made = "" if chat is None else f"+{content_digest(chat.to_dict())}"
         return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}{made}"
 
@@ -293,7 +293,7 @@ class DecodeJob(SweptJob):
             "outputs": self.outputs(),
             "model": self.model.to_dict(),
             "vocabulary": self.vocabulary.to_dict() if self.vocabulary else None,
-            # As JSON gives it back: tuples become lists.
+            # As JSON reads it back: tuples become lists.
             "settings": json.loads(json.dumps(self.settings.to_dict())),
             "dtype": self.settings.precision.dtype,
             "on_long": self.on_long,
@@ -303,7 +303,7 @@ class DecodeJob(SweptJob):
             "num_shards": self.num_shards,
             "software": dict(self.software),
             "reading": dict(self.reading),
-            # Only where there is one: jobs of earlier versions know nothing of it.
+            # Defaults are omitted, so that digests of earlier versions stay valid.
             **({"order": self.order} if self.order is not None else {}),
             **({"group_key": self.group_key} if self.group_key is not None else {}),
             **({"part": dataclasses.asdict(self.part)} if self.part is not None else {}),
@@ -339,11 +339,11 @@ class DecodeJob(SweptJob):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredGenerations:
-    """Where generations are stored, or will be, and what they are.
+    """Stored generations: their folder, which need not exist yet, and their job.
 
     Attributes:
       directory: Their folder.
-      job: What they are.
+      job: Their job.
     """
 
     directory: str
@@ -351,7 +351,7 @@ class StoredGenerations:
 
     @property
     def thresholds(self) -> tuple[float, ...]:
-        """The grid that is decoded, descending; what is tested is the same or a part of it."""
+        """The decoded grid, descending; the tested grid is the same or a part of it."""
         return self.job.settings.thresholds
 
     def shard_path(self, shard: int) -> str:
@@ -361,12 +361,12 @@ class StoredGenerations:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Which prompts are decoded by the full model as well, so that their losses are known.
+    """The sample of prompts that the full model decodes as well, so that their losses are known.
 
     Attributes:
       share: Share of the prompts, in (0, 1].
-      salt: Of the hash of ids that decides.
-      metric_source: Digest of the file that defines the metric of the losses, where that is the user's; None of ours.
+      salt: Salt of the hash of ids that draws the sample.
+      metric_source: Digest of the file that defines the losses' metric if it is a user's; None for a built-in metric.
     """
 
     share: float
@@ -384,17 +384,17 @@ class AnswerJob(Job):
 
     Attributes:
       model: The model.
-      vocabulary: Its vocabulary, which decides the texts of outputs; None where there is none, and they are ids.
+      vocabulary: Its vocabulary, which decides the texts of outputs; None if there is none and outputs are ids.
       manifest: Digest of the manifest.
-      calibration: Place of its entry that answers prompts of no group.
+      calibration: Index of the manifest entry that answers prompts without a group.
       output_format: One of `FORMATS`.
-      probe: Which prompts are decoded by the full model as well; None for none.
-      engine: What decodes; None in jobs of earlier versions, which do not say.
+      probe: The sample of prompts that the full model decodes as well; None for none.
+      engine: The engine that decodes; None in jobs of earlier versions, which do not record it.
     """
 
     FILE = "generate.json"
     SCHEMA = "calm-beam/answers/v1"
-    WORDS = Words(outputs="answers", example="prompt", made="answered", anew="answer anew", lenient="list")
+    WORDS = Words(outputs="answers", example="prompt", made="answered", redo="answer anew", lenient="list")
 
     model: ModelRecord
     vocabulary: VocabularyRecord | None
@@ -410,28 +410,28 @@ class AnswerJob(Job):
 
     @property
     def decoded_by(self) -> EngineRecord | None:
-        """What decodes; None in jobs of earlier versions, which do not say."""
+        """The engine that decodes; None in jobs of earlier versions, which do not record it."""
         return self.engine
 
     def shard_path(self, folder: str, shard: int) -> str:
-        """Returns the Parquet file of a shard, which lies apart where users read another."""
+        """Returns the Parquet file of a shard, which is in a folder of its own if users read another file."""
         return super().shard_path(folder if self.output_format == _STORED else joined(folder, PARTS), shard)
 
     def published_path(self, folder: str, shard: int) -> str:
-        """Returns the file of a shard that users read; the same, unless another format was asked for."""
+        """Returns the file of a shard that users read: the same, unless another format was requested."""
         return joined(folder, self._shard_name(shard, suffix=FORMATS[self.output_format]))
 
     def losses_path(self, folder: str, calibration: int) -> str:
-        """Returns the file of losses about an entry of the manifest, by its place.
+        """Returns the file of losses about an entry of the manifest, given by its index.
 
-        The losses of one promise say nothing about another, so each has a file of its own: `losses.jsonl` is about the
-        entry that answers prompts of no group.
+        The losses of one guarantee say nothing about another, so each has its own file: `losses.jsonl` is about the
+        entry that answers prompts without a group.
         """
         return joined(folder, "losses.jsonl" if calibration == self.calibration else f"losses-{calibration:05d}.jsonl")
 
     @classmethod
     def shard_files(cls, folder: str) -> tuple[str, ...]:
-        """Returns the files of shards that are in a folder, whatever they hold; others may keep files there."""
+        """Returns the files of shards in a folder, whatever their content; users may keep other files there."""
         places = (folder, joined(folder, PARTS))
         found = [path for place in places for path in list_files(joined(glob.escape(place), "answers-*"))]
         return tuple(path for path in found if _ANSWERS_NAME.fullmatch(base_name(path)))
@@ -481,13 +481,13 @@ _DIGITS = 24
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SettingJob(SweptJob):
-    """A job whose outputs are generations of a decoder that is not ours.
+    """A job whose outputs are generations by a user's decoder.
 
-    Nothing here can tell one such decoder from another, or from itself after a change: its name does.
+    Its name is its only identity: calm-beam cannot see whether two decoders are the same, or whether one has changed.
 
     Attributes:
-      decoder: What decodes, as its user calls it.
-      settings: Names of all settings, the safest first: outputs under the first are what the others are compared with.
+      decoder: The user's name for the decoder.
+      settings: Names of all settings, the safest first: the outputs of the others are compared with its outputs.
     """
 
     SCHEMA = "calm-beam/settings/v1"
@@ -497,11 +497,11 @@ class SettingJob(SweptJob):
 
     @property
     def decoded_by(self) -> None:
-        """No engine of ours."""
+        """None: the decoder is not an engine of calm-beam."""
         return None
 
     def outputs(self) -> str:
-        """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
+        """Returns the fingerprint of everything that decides the outputs except the data: the folder's name."""
         digest = content_digest({"decoder": self.decoder, "settings": list(self.settings)})
         return digest.removeprefix("sha256:")[:_DIGITS]
 
@@ -536,14 +536,14 @@ class SettingJob(SweptJob):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SettingAssignment:
-    """Which of these outputs a worker is to make, and what is not part of what they are.
+    """A worker's assignment with a user's decoder, and the settings that do not change the outputs.
 
     Attributes:
-      directory: Where they go.
-      job: What they are.
+      directory: Folder of the outputs.
+      job: Their job.
       on_error: `fail`, or `worst_case`, which lets prompts fail.
-      max_failures: Most examples that may fail; None as in `failure_limit`.
-      batch_size: Most prompts of a call; None for all of a shard.
+      max_failures: Most examples that may fail; None for the default of `failure_limit`.
+      batch_size: Most prompts of a call; None for all prompts of a shard.
     """
 
     directory: str

@@ -1,23 +1,23 @@
 """Whether a metric sees the texts of a set of examples, and whether its scores distinguish outputs. If not, a run ends.
 
-A metric compares tokens. Two different texts without any token score 0 (`calm_beam.metrics.best_reference`). A text of
-which the tokeniser drops most letters is compared by what is left of it: to `rouge_l`, two Russian sentences with the
+A metric compares tokens. Two different texts without any token score 0 (`calm_beam.metrics.best_reference`). If the
+tokeniser drops most letters of a text, the metric compares only the rest: to `rouge_l`, two Russian sentences with the
 same year are equal. A few such examples are counted and shown. If a metric does not see the texts of more than a tenth
-of the examples, the losses are about something else than the texts, and the metric is refused.
+of the examples, the losses do not measure the texts, and the metric is refused.
 
-If scores do not distinguish outputs, losses are 0 whatever exits do. A metric is taken to tell nothing in two cases.
+If scores do not distinguish outputs, losses are 0 whatever exits do. A metric counts as uninformative in two cases.
 
 First, the full model scores 0 on every example (in risk consistency against the references, in textual consistency
-against its output). Then nothing can get worse. Mostly the two texts are not of one kind: token ids and words, or a
+against its output). Then nothing can get worse. Usually the two texts are of different kinds: token ids and words, or a
 language whose letters the metric does not read.
 
-Second, no output of any example scores otherwise than the full model's, though some differ from it, *and* the metric
-does not distinguish answers of different examples either: where the full model does best, its outputs for other
-examples score the same. That is what a metric does which gives one constant, or looks at the references alone.
+Second, no output of any example has another score than the full model's, though some differ from it, *and* the metric
+does not distinguish answers of different examples either: on the example where the full model does best, its outputs
+for other examples score the same. A metric does that if it is constant, or looks only at the references.
 
-A model that never changes its outputs, or one whose changes a metric rightly passes over (commas, or another right
-answer), is not refused: there, outputs of different examples do score differently. Nor does the number of examples
-matter. In doubt a metric is refused: where the full model's outputs are all one, or where a metric of the output alone
+A model that never changes its outputs is not refused, nor is one whose changes a metric rightly ignores (commas, or
+another right answer): there, outputs of different examples do have different scores. The number of examples does not
+matter. In doubt a metric is refused: if the full model's outputs are all equal, or if a metric of the output alone
 finds nothing in any of them, the data do not show that it works.
 """
 
@@ -35,21 +35,21 @@ from calm_beam.metrics.registry import METRICS, Metric, MetricError, checked_sco
 from calm_beam.text import counted
 
 _MOST_SHARE = 10
-"""The run ends above one of so many examples."""
+"""The run ends if more than one in this many examples is affected."""
 
-# Which metrics see such texts is tried on so many.
+# The number of samples that are tried with other metrics, to recommend one.
 _MOST_UNSEEN_SAMPLES = 8
 _LONGEST_SHOWN = 120
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class UnseenText:
-    """What a metric did not see of an example.
+    """A text of an example that a metric does not see.
 
     Attributes:
-      id: Of the example.
+      id: Id of the example.
       text: An output, or a reference, of the example.
-      against: The text that it was compared with; itself where most of its letters are dropped.
+      against: The text that it was compared with; `text` itself if most of its letters are dropped.
     """
 
     id: str
@@ -63,12 +63,12 @@ class Unseen:
 
     Attributes:
       metric: Name of the metric.
-      no_token: Number of examples with an output that the metric cannot tell from a text that it is held against:
-        they differ, and the metric sees no token of either.
+      no_token: Number of examples with an output that the metric cannot distinguish from the text it is compared with:
+        the two differ, and the metric sees no token of either.
       few_letters: Number of examples where the tokeniser drops more than half of the letters of the full model's
-        output, or of a text that it is held against.
-      no_token_samples: Of those examples, some with the smallest ids.
-      few_letters_samples: Likewise.
+        output, or of a text that it is compared with.
+      no_token_samples: Some of the `no_token` examples, with the smallest ids.
+      few_letters_samples: Some of the `few_letters` examples, with the smallest ids.
     """
 
     metric: str
@@ -81,14 +81,14 @@ class Unseen:
     def of(
         cls, metric: str, sight: Sight, *, example_id: str, compared: Iterable[tuple[Sequence[str], Sequence[str]]]
     ) -> tuple[Self, ...]:
-        """Returns what a metric does not see of an example, or nothing.
+        """Returns the texts of an example that a metric does not see, as counts of one example, or nothing.
 
         Args:
-          metric: Its name.
-          sight: How it sees a text.
+          metric: The metric's name.
+          sight: How the metric sees a text.
           example_id: Id of the example.
-          compared: Outputs, the full model's first, and the texts that they are held against; for each kind of
-            consistency that is asked for.
+          compared: Outputs, the full model's first, and the texts that they are compared with; one pair for each kind
+            of consistency in use.
         """
         no_token: tuple[UnseenText, ...] = ()
         few_letters: tuple[UnseenText, ...] = ()
@@ -112,13 +112,13 @@ class Unseen:
         return (found,)
 
     def merge(self, other: Self) -> Self:
-        """Returns what the metric does not see of both sets of examples together."""
+        """Returns the counts over both sets of examples together."""
         return self._with_samples_of(
             other, no_token=self.no_token + other.no_token, few_letters=self.few_letters + other.few_letters
         )
 
     def larger(self, other: Self) -> Self:
-        """Returns the larger of two counts of the same examples, which were decoded in two ways."""
+        """Returns the larger of two counts of the same examples, decoded in two ways."""
         return self._with_samples_of(
             other, no_token=max(self.no_token, other.no_token), few_letters=max(self.few_letters, other.few_letters)
         )
@@ -133,10 +133,10 @@ class Unseen:
         )
 
     def check(self, *, examples: int) -> None:
-        """Raises if these are more than a tenth of the examples.
+        """Raises if more than a tenth of the examples are affected.
 
         Raises:
-          MetricError: If they are; names an example, and the metrics that see it.
+          MetricError: If so; names an example, and the metrics that see it.
         """
         if _MOST_SHARE * self.no_token > examples:
             first = self.no_token_samples[0]
@@ -157,17 +157,17 @@ class Unseen:
             )
 
     def record(self) -> UnseenRecord:
-        """Returns what a manifest says of it."""
+        """Returns the manifest's record of these counts."""
         return UnseenRecord(metric=self.metric, no_token=self.no_token, few_letters=self.few_letters)
 
 
 def merged_unseen(parts: Iterable[Sequence[Unseen]]) -> tuple[Unseen, ...]:
-    """Returns what metrics do not see of several sets of examples together, by metric in ascending order."""
+    """Returns the counts over several sets of examples together, by metric in ascending order."""
     return _by_metric(parts, Unseen.merge)
 
 
 def largest_unseen(variants: Iterable[Sequence[Unseen]]) -> tuple[Unseen, ...]:
-    """Returns the largest counts of the same examples that were decoded in several ways, by metric ascending."""
+    """Returns the largest counts of the same examples, decoded in several ways, by metric in ascending order."""
     return _by_metric(variants, Unseen.larger)
 
 
@@ -198,11 +198,11 @@ def _sees(sight: Sight, sample: UnseenText) -> bool:
 
 
 def quoted(text: str) -> str:
-    """Returns a text of an example as messages quote it, cut where it is long."""
+    """Returns a text of an example as messages quote it; a long one is cut."""
     return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")
 
 
-# Held, one after the other, against the references of another example.
+# Each of these is compared with the references of another example.
 _MOST_SAMPLES = 8
 
 
@@ -211,10 +211,10 @@ class Sample:
     """Texts of one example.
 
     Attributes:
-      id: Of the example.
+      id: Id of the example.
       full: The full model's output.
-      references: Of the example; empty if it has none.
-      other: The first output that is not the full model's; None if all are.
+      references: References of the example; empty if it has none.
+      other: The first output that differs from the full model's; None if none does.
     """
 
     id: str
@@ -224,7 +224,7 @@ class Sample:
 
     @classmethod
     def of(cls, example: Example, texts: Sequence[str]) -> Self:
-        """Returns the sample of an example and its outputs, the full model's first."""
+        """Returns the sample of an example, given its outputs, the full model's first."""
         full, *early = texts
         other = next((text for text in early if text != full), None)
         return cls(id=example.id, full=full, references=example.references, other=other)
@@ -232,15 +232,16 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """What the scores of some examples tell apart; merging is exact, associative and commutative.
+    """A summary of what the scores of some examples distinguish; merging is exact, associative and commutative.
 
     Attributes:
       examples: Number of examples with scores; those that failed have none.
       best: For each objective, the highest score of the full model, and the smallest id that has it.
-      moves: For each objective, whether an output scored otherwise than the full model's of the same example.
-      samples: Examples with different outputs of the full model: of each output the smallest id, of these the smallest.
-      changed: The smallest id among examples with an output that is not the full model's.
-      unseen: By metric, ascending, how many examples have texts that it does not see; of metrics that see all, nothing.
+      moves: For each objective, whether an output has another score than the full model's of the same example.
+      samples: Examples with different outputs of the full model: the smallest id of each output, and of these the
+        smallest ones.
+      changed: The smallest id among examples with an output that differs from the full model's.
+      unseen: By metric, ascending, how many examples have texts that it does not see; metrics that see all are omitted.
     """
 
     examples: int = 0
@@ -264,8 +265,8 @@ class Contrast:
         Args:
           example: The example.
           texts: Its outputs, the full model's first.
-          scores: For each objective, those of the outputs.
-          unseen: What metrics do not see of it, each metric once.
+          scores: For each objective, the scores of the outputs.
+          unseen: The texts of it that metrics do not see, one item per metric.
         """
         sample = Sample.of(example, texts)
         return cls(
@@ -279,7 +280,7 @@ class Contrast:
 
     @classmethod
     def merged(cls, contrasts: Iterable[Self]) -> Self:
-        """Returns the contrast of several sets together; that of no examples if there are none."""
+        """Returns the contrast of several sets together; without any, the contrast of no examples."""
         kept = [contrast for contrast in contrasts if contrast.examples]
         if not kept:
             return cls()
@@ -302,12 +303,12 @@ class Contrast:
         *,
         among: Collection[Objective] | None = None,
     ) -> None:
-        """Raises if a metric told nothing, or does not see the texts of too many examples; see the module docstring.
+        """Raises if a metric is uninformative or does not see the texts of too many examples; see the module docstring.
 
         Args:
-          objectives: Those of the scores.
-          metric_of: Gives a metric by its name; asked only where it is in doubt.
-          among: Those of them that are checked; None for all.
+          objectives: The objectives of the scores.
+          metric_of: Returns a metric by its name; called only if the metric is in doubt.
+          among: The objectives to check; None for all.
 
         Raises:
           MetricError: If there is such a metric; names an example and what was compared.
@@ -329,14 +330,14 @@ class Contrast:
         """Raises if one of these metrics does not see the texts of too many examples.
 
         Raises:
-          MetricError: If there is one; names an example and metrics that see it.
+          MetricError: If there is one; names an example, and the metrics that see it.
         """
         for found in self.unseen:
             if found.metric in metrics:
                 found.check(examples=self.examples)
 
     def _tells_from_others(self, objective: Objective, metric: Metric, *, score: float, best: Sample) -> bool:
-        """Returns whether an output of another example would score otherwise in the place of the best one."""
+        """Returns whether an output of another example would have another score in place of the best one."""
         against = _compared_with(objective, best)
         return any(
             checked_score(
@@ -357,7 +358,7 @@ class Contrast:
         against = "the references" if objective.consistency == "risk" else "themselves"
         return (
             f'metric "{objective.metric}" says nothing here: it gives the full model 0 on all {self.examples} '
-            f"examples, its outputs held against {against}, so that nothing could get worse. Example "
+            f"examples, its outputs compared with {against}, so that nothing could get worse. Example "
             f"{quoted(sample.id)}: output {quoted(sample.full)} was compared with {compared}. {_advice(objective)}"
         )
 

@@ -1,4 +1,4 @@
-"""Checking all that can be checked of a sweep, or of a run of answers, before a worker starts."""
+"""Checks of a sweep, or of a run of answers, before any worker starts."""
 
 import dataclasses
 import itertools
@@ -44,16 +44,16 @@ _WITHOUT_VOCABULARY = "but what was calibrated are token ids without a vocabular
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedSweep:
-    """A sweep whose model, vocabulary, settings and first examples have been found good.
+    """A sweep whose model, vocabulary, settings and first examples have passed the checks.
 
     Attributes:
-      request: What was asked for; its settings are those that are decoded.
+      request: The request; its settings are those that are decoded.
       data: The files, and how they are read.
       checkpoint: The model.
-      vocabulary: Its vocabulary, which makes texts of outputs; None if the data are token ids and there is none.
-      vocabulary_path: Where that was read.
-      model_fingerprint: Of the weights.
-      memory: A sentence on what the model takes, and the room that it leaves.
+      vocabulary: Its vocabulary, which turns outputs into text; None if the data are token ids and there is none.
+      vocabulary_path: Path of the vocabulary.
+      model_fingerprint: Fingerprint of the weights.
+      memory: A sentence on the memory that the model takes and leaves.
     """
 
     request: SweepRequest
@@ -66,7 +66,7 @@ class PreparedSweep:
 
     @property
     def settings(self) -> DecodeSettings:
-        """What determines the outputs."""
+        """The decode settings, which determine the outputs."""
         return self.request.settings
 
     @property
@@ -76,17 +76,17 @@ class PreparedSweep:
 
     @property
     def reading(self) -> Reading:
-        """How they are read."""
+        """How the data files are read."""
         return self.data.reading
 
     @property
     def num_shards(self) -> int:
-        """Shards that examples are divided into."""
+        """Number of shards that examples are divided into."""
         assert self.request.num_shards is not None, "it was found when the sweep was prepared"
         return self.request.num_shards
 
     def job(self) -> DecodeJob:
-        """Returns what decides the generations of the sweep."""
+        """Returns the job, which identifies the generations of the sweep."""
         vocabulary = self.vocabulary
         return DecodeJob(
             model=ModelRecord(
@@ -112,11 +112,11 @@ class PreparedSweep:
         )
 
     def without_weights(self) -> Self:
-        """Returns the sweep without the weights of its model, which whoever waits for workers need not hold."""
+        """Returns the sweep without its model's weights, which a process that only waits for workers need not hold."""
         return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, arrays={}))
 
     def with_upper_part(self, thresholds: int) -> Self:
-        """Returns the sweep over the first thresholds of its grid alone."""
+        """Returns the sweep over the first thresholds of its grid only."""
         settings = dataclasses.replace(self.settings, thresholds=self.settings.thresholds[:thresholds])
         return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
 
@@ -131,14 +131,14 @@ class PreparedSweep:
         return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
 
     def check_lanes(self, lanes: int, *, runs_here: bool) -> None:
-        """Refuses so many outputs of a prompt at a time, if there is no room for them.
+        """Refuses a number of branches for which there is no room.
 
         Args:
-          lanes: Of all thresholds of all variants that share a sweep, each with the full model.
-          runs_here: As in `check_fits`.
+          lanes: Number of branches: all thresholds of all variants that share a sweep, each with the full model.
+          runs_here: Whether this machine decodes.
 
         Raises:
-          ValueError: Says which flag to change.
+          ValueError: If there is no room; says which flag to change.
         """
         settings = self.settings
         checked_least_tokens(
@@ -150,12 +150,12 @@ class PreparedSweep:
         check_fits(self.request, settings, self.checkpoint.config, lanes=lanes, runs_here=runs_here)
 
     def that_confirms(self, thresholds: Sequence[float], *, variant: Variant | None, part: Split) -> Self:
-        """Returns the sweep by the decoder that serves, of examples that had no part in choosing what it decodes at.
+        """Returns the sweep over the holdout by the serving decoder, at the thresholds that selection has chosen.
 
         Args:
-          thresholds: Those that were chosen, descending.
-          variant: The way of decoding that they were chosen for; None where there is one.
-          part: The examples.
+          thresholds: The chosen thresholds, descending.
+          variant: The variant that they were chosen for; None if there is only one.
+          part: The holdout examples.
         """
         settings = self.settings if variant is None else settings_of_variant(self.settings, variant)
         request = dataclasses.replace(
@@ -170,7 +170,7 @@ class PreparedSweep:
         return dataclasses.replace(self, request=request)
 
     def assignment(self, directory: str) -> SweepAssignment:
-        """Returns what workers are told to decode into a folder."""
+        """Returns the workers' assignment to decode into a folder."""
         request, config = self.request, self.checkpoint.config
         return SweepAssignment(
             directory=directory,
@@ -192,12 +192,12 @@ def prepare_sweep(
     """Returns a sweep whose model, vocabulary, settings and first examples have been checked.
 
     Args:
-      request: What is asked for.
+      request: The request.
       data: The files, and how they are read.
-      finds_vocabulary: Whether the one in or beside the checkpoint is taken where the request names none. Not where the
+      finds_vocabulary: Whether to use a vocabulary in or next to the checkpoint if the request names none. False if the
         calibration had none.
-      runs_here: Whether it is this machine that decodes, so that its memory has to do.
-      compares_texts: Whether texts of outputs are compared with others, so that what ends an output must be none of it.
+      runs_here: Whether this machine decodes, so that the model must fit into its memory.
+      compares_texts: Whether output texts are compared with others, so that they must not contain the end token.
 
     Raises:
       ValueError: If anything is wrong (`CheckpointError`, `VocabularyError`, `DataError`, `UsageError` among others).
@@ -236,7 +236,7 @@ def prepare_sweep(
         raise UsageError(
             f"vocabulary {path} has {vocabulary.size} ids, the model's output head {head}: they do not belong together."
         )
-    # Workers look at the rows that are not previewed.
+    # Workers check the rows that are not previewed.
     reading = dataclasses.replace(data.reading, has_vocabulary=vocabulary is not None)
     if request.num_shards is None:
         request = dataclasses.replace(request, num_shards=default_shards(data, round_examples=request.round_examples))
@@ -252,7 +252,7 @@ def prepare_sweep(
 
 
 def _swept_by_engine(request: SweepRequest, config: ModelConfig, machine: Machine | None) -> SweepRequest:
-    """Returns a request whose settings say which engine decodes; `machine` is as in `chosen_engine`."""
+    """Returns a request whose settings name the engine that decodes; `machine` is the argument of `chosen_engine`."""
     settings = request.settings
     given: dict[str, Any] = {
         "config": config,
@@ -261,17 +261,17 @@ def _swept_by_engine(request: SweepRequest, config: ModelConfig, machine: Machin
         "machine": machine,
         "model_parallelism": request.model_parallelism,
     }
-    # Settings of a manifest say what was calibrated.
+    # The settings of a manifest name the calibrated engine.
     asked = asked_like(settings.engine, engine=request.engine, exit_head=request.exit_head, **given)
     engine = chosen_engine(**asked, **given)
     if machine is None:
-        # Workers may have no native code, and all have to do the same.
+        # Workers may lack native code, and all must use the same engine.
         asked["engine"] = engine.name
     return dataclasses.replace(request, **asked, settings=dataclasses.replace(settings, engine=engine))
 
 
 def _with_room(request: SweepRequest, config: ModelConfig) -> SweepRequest:
-    """Returns the request with prompts that the model has room for."""
+    """Returns the request with prompts no longer than the model has room for."""
     settings = request.settings
     room = default_input_length(config, steps=settings.max_decode_length)
     length = min(settings.max_input_length, room)
@@ -298,7 +298,7 @@ def _check_exits(request: SweepRequest, checkpoint: Checkpoint) -> None:
 
 
 def _chat(request: SweepRequest, vocabulary_path: str, preview: DataPreview) -> ChatRecord | None:
-    """Returns how prompts become chats, as the request or a manifest says; None if they do not."""
+    """Returns how prompts become chats, from the request or a manifest; None if they do not."""
     if request.recorded_chat is not None:
         return request.recorded_chat
     return chosen_chat(
@@ -339,14 +339,14 @@ def _check_model(request: SweepRequest, config: ModelConfig) -> None:
 def check_fits(
     request: WorkerSettings, settings: DecodeSettings, config: ModelConfig, *, lanes: int, runs_here: bool
 ) -> str:
-    """Refuses what cannot fit into this machine if it decodes, and returns in words what memory is taken.
+    """Refuses a model that cannot fit into this machine's memory if it decodes, and returns a sentence on memory use.
 
     Args:
       request: How workers decode.
-      settings: How prompts are decoded; they name the engine.
+      settings: The decode settings, which name the engine.
       config: The model.
       lanes: Branches of a prompt.
-      runs_here: Whether it is this machine that decodes.
+      runs_here: Whether this machine decodes.
 
     Raises:
       ValueError: If it does not fit; says which flag to lower.
@@ -366,25 +366,25 @@ def check_fits(
     return memory_in_words(config, demand, model_parallelism=request.model_parallelism, runs_here=runs_here)
 
 
-# In every file; the rest is checked by the workers.
+# Per file; workers check the rest.
 _PREVIEWED_PROMPTS = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedAnswers:
-    """A run whose manifest, model, vocabulary and first prompts have been found good.
+    """A run of answers whose manifest, model, vocabulary and first prompts have passed the checks.
 
     Attributes:
-      request: What was asked for.
+      request: The request.
       data: The files, and how they are read.
-      entry: The manifest's entry that answers prompts of no group.
-      job: What is answered, by what, in which form.
-      declared: What was found of the model that its arrays do not show.
-      vocabulary_path: Where the vocabulary lies, if it was named.
-      assumed: Sentences about what was assumed of the model.
-      num_layers: Of the model's decoder.
-      memory: A sentence on what the model takes, and the room that it leaves.
-      other_engine: What is left of the promise where another engine serves than was calibrated; else nothing.
+      entry: The manifest's entry that answers prompts without a group.
+      job: The job, which identifies the answers.
+      declared: Facts about the model that its arrays do not show.
+      vocabulary_path: Path of the vocabulary, if it was named.
+      assumed: Sentences about assumptions on the model.
+      num_layers: Number of the model's decoder layers.
+      memory: A sentence on the memory that the model takes and leaves.
+      other_engine: A sentence on what still holds if another engine serves than was calibrated; else empty.
     """
 
     request: AnswerRequest
@@ -399,7 +399,7 @@ class PreparedAnswers:
     other_engine: str
 
     def assignment(self, directory: str) -> AnswerAssignment:
-        """Returns what workers are told to answer into a folder."""
+        """Returns the workers' assignment to answer into a folder."""
         request = self.request
         return AnswerAssignment(
             directory=directory,
@@ -418,9 +418,9 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
     """Returns a run whose manifest, model, vocabulary and first prompts have been checked.
 
     Args:
-      request: What is asked for.
+      request: The request.
       data: The files, and how they are read.
-      runs_here: Whether it is this machine that decodes, so that its memory has to do.
+      runs_here: Whether this machine decodes, so that the model must fit into its memory.
 
     Raises:
       ManifestError: If no entry of the manifest matches or several do, or model or vocabulary are not those that
@@ -480,10 +480,10 @@ def _checked_probe(request: AnswerRequest, entry: Calibration) -> Probe | None:
             raise UsageError("probe_salt belongs to probe_share, which is missing.")
         return None
     check_watchable(request.manifest)
-    # Of the prompts' groups, some may have a risk where the whole has none.
+    # A group of the prompts may have a risk although the whole set has none.
     if all(each.threshold is None for each in request.manifest.of_same_promise(entry)):
         check_exits(entry)
-    # Now, and not when the first loss is measured.
+    # Checked now, and not when the first loss is measured.
     named = request.choice.metric
     check_may_run(entry.metric, named=() if named is None else (named,), how="name it with --metric")
     check_source(entry.metric, request.manifest.software)
@@ -491,13 +491,13 @@ def _checked_probe(request: AnswerRequest, entry: Calibration) -> Probe | None:
     return Probe(
         share=request.probe_share,
         salt=request.probe_salt or request.manifest.digest,
-        # Losses of two metrics are no stream that could be watched.
+        # Losses of two metrics cannot be monitored as one stream.
         metric_source=metric_source_digest(entry.metric) if ":" in entry.metric else None,
     )
 
 
 def _check_prompts(data: DataFiles, manifest: Manifest) -> None:
-    """Refuses files whose first rows are no prompts, or none that this manifest is about."""
+    """Refuses files whose first rows are not prompts, or not of the kind that this manifest is about."""
     for path in data.files:
         first = list(itertools.islice(read_examples(path, data.reading), _PREVIEWED_PROMPTS))
         if not first and not is_seqio(path):
@@ -511,7 +511,7 @@ def _check_prompts(data: DataFiles, manifest: Manifest) -> None:
 def _answered_by_engine(
     request: AnswerRequest, settings: DecodeSettings, checkpoint: Checkpoint, *, runs_here: bool
 ) -> tuple[AnswerRequest, EngineRecord]:
-    """Returns a request that asks workers for one engine, and that engine."""
+    """Returns a request for one engine, and that engine."""
     served = served_engine(
         request.manifest,
         settings,
@@ -523,6 +523,6 @@ def _answered_by_engine(
     )
     if request.exact_engine:
         check_exact(served.batch, served.calibrated)
-    # Workers elsewhere may have another machine, and all have to do the same.
+    # Remote workers may be other machines, and all must use the same engine.
     asked = served.asked if runs_here else {**served.asked, "engine": served.batch.name}
     return dataclasses.replace(request, **asked), served.batch

@@ -1,4 +1,4 @@
-"""What is asked for, a sweep over a data set or answers to one, and what a worker is told of it."""
+"""Requests for a sweep over a data set or for answers to one, and the workers' assignments."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, Self
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerSettings(Decoding):
-    """How workers decode, where that is no part of what outputs are.
+    """How workers decode, as far as that does not change the outputs.
 
-    What `engine` comes to on a worker must be the engine of the job.
+    The engine that `engine` resolves to on a worker must be the job's engine.
 
     Attributes:
-      on_error: `fail`, or what lets prompts fail that cannot be decoded: `worst_case` in a sweep, `list` for answers.
-      max_failures: Most examples that may fail; None as in `failure_limit`.
-      model_copies: Most copies of the model in one process; threads beyond them wait.
+      on_error: `fail`, or the value that lets undecodable prompts fail: `worst_case` in a sweep, `list` for answers.
+      max_failures: Most examples that may fail; None for the default of `failure_limit`.
+      model_copies: Most copies of the model in one process; further threads wait.
     """
 
     on_error: str = "fail"
@@ -35,34 +35,35 @@ class WorkerSettings(Decoding):
     model_copies: int = 1
 
     def told_to_workers(self) -> dict[str, Any]:
-        """Returns these settings by name, of whatever else they are a part."""
+        """Returns only these settings, by name, also from a subclass."""
         return shared(self, WorkerSettings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepRequest(WorkerSettings):
-    """A sweep over a data set, as a user asks for it.
+    """A sweep over a data set, as a user requests it.
 
     Attributes:
       model: Folder of the model.
-      settings: What determines the outputs; `prepare_sweep` sets the engine.
-      vocabulary: Path of the SentencePiece model, or of a `tokenizer.json`; None looks in and beside the model.
-      extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
-      chat_template: `model` for the chat template beside the tokenizer, the path of one, or `none` for prompts as they
-        are; None is that, too, where there is no template.
-      system: What every chat begins with; None if it begins with the prompt.
-      recorded_chat: How a manifest says that prompts become chats, which counts before those two.
-      shortens_prompts: Whether the most tokens of a prompt, which the settings have, are what the model has room for
-        beside an output, if that is less: where nobody says how many.
-      activation: Of the model, where its files do not say it; None goes by the files.
-      relative_max_distance: The same.
+      settings: The decode settings, which determine the outputs; `prepare_sweep` sets the engine.
+      vocabulary: Path of the SentencePiece model, or of a `tokenizer.json`; None searches in and next to the model.
+      extra_ids: Sentinels to add to it; None takes the number that tokenizer files next to it give.
+      chat_template: `model` for the chat template next to the tokenizer, the path of one, or `none` for prompts as they
+        are; None is allowed only if there is no template, and equals `none`.
+      system: System text of every chat; None for none.
+      recorded_chat: A manifest's record of how prompts become chats; it overrides those two.
+      shortens_prompts: Whether to lower the settings' maximum prompt length to the room that the model leaves next to
+        an output; set if the user gives no length.
+      activation: The model's activation, if its files do not name it; None takes it from the files.
+      relative_max_distance: The model's maximum relative distance, if its files do not name it; None takes it from the
+        files.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
-      num_shards: Shards that examples are divided into, by a hash of their prompts; None goes by the size of the data,
-        and a prepared sweep has the number.
-      order: Salt of a hash of their ids, or of their clusters' names, which divides them instead; None for prompts.
-      round_examples: Examples of a round, where tests are looked at after each; None where all examples count.
+      num_shards: Shards that examples are divided into, by a hash of their prompts; None derives it from the size of
+        the data. A prepared sweep has the number.
+      order: Salt of a hash of ids, or of cluster names, which then divides the examples; None divides by prompts.
+      round_examples: Examples of a round, if tests look at the losses after each round; None if all examples count.
       part: The part of the data that is decoded; None for all of it.
-      decoder: As in `DecodeJob`.
+      decoder: `BATCH` for the serving decoder; None for a sweep.
     """
 
     model: str
@@ -84,12 +85,12 @@ class SweepRequest(WorkerSettings):
 
     @classmethod
     def asked_by(cls, options: OutputSettings, settings: DecodeSettings, **own: Any) -> Self:
-        """Returns the sweep that options ask for.
+        """Returns the sweep that options request.
 
         Args:
-          options: Each is the field of its name.
-          settings: What determines the outputs.
-          own: Fields that are no options, or are not called so.
+          options: Each option sets the field of its name.
+          settings: The decode settings.
+          own: Fields that are not options, or have another name there.
         """
         fields = {**shared(options, cls), "settings": settings, "shortens_prompts": options.max_input_length is None}
         return cls(**{**fields, **own})
@@ -97,23 +98,24 @@ class SweepRequest(WorkerSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnswerRequest(WorkerSettings):
-    """Answers to a data set, as a user asks for them.
+    """Answers to a data set, as a user requests them.
 
     Attributes:
       manifest: The manifest.
-      model: Folder of the model that was calibrated; None takes where the manifest says that it was.
-      choice: Its entry that answers prompts which name no group.
-      vocabulary: Path of the SentencePiece model; None looks in and beside the model.
-      activation: Of the model, where its files do not say it; None goes by the files.
-      relative_max_distance: The same.
+      model: Folder of the calibrated model; None takes the location in the manifest.
+      choice: The manifest's entry that answers prompts without a group.
+      vocabulary: Path of the SentencePiece model; None searches in and next to the model.
+      activation: The model's activation, if its files do not name it; None takes it from the files.
+      relative_max_distance: The model's maximum relative distance, if its files do not name it; None takes it from the
+        files.
       output_format: One of `FORMATS`.
       probe_share: Share of the prompts that the full model answers as well, so that their losses are known; None for
         none.
-      probe_salt: Decides which these are. None takes the manifest's digest, which is no secret from whoever chooses
-        the ids of prompts.
-      metric_settings: What the metric of losses needs.
-      exact_engine: As in `Generator.from_manifest`.
-      num_shards: Shards that prompts are divided into; None goes by the size of the data.
+      probe_salt: Salt that draws these prompts. None takes the manifest's digest, which is no secret from clients that
+        choose the ids of prompts.
+      metric_settings: Settings of the metric of losses.
+      exact_engine: Whether to refuse any other engine than the calibrated one, as `Generator.from_manifest` does.
+      num_shards: Shards that prompts are divided into; None derives it from the size of the data.
     """
 
     manifest: Manifest
@@ -131,19 +133,19 @@ class AnswerRequest(WorkerSettings):
 
 
 BATCH = "batch"
-"""The `decoder` of a job whose outputs are made by the decoder of batches that serves."""
+"""The `decoder` of a job whose outputs are made by the serving decoder, in batches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assignment(WorkerSettings):
-    """Which outputs a worker is to make, and how.
+    """The outputs that a worker makes, and how.
 
     Attributes:
-      directory: Where they go.
-      job: What they are. A worker that finds another model or vocabulary than the job's refuses.
-      declared: Of the model, for layouts that do not say it.
-      vocabulary_path: Path of the SentencePiece model. None where there is none and prompts are token ids; for answers,
-        also where it is looked for in and beside the model.
+      directory: Folder of the outputs.
+      job: Their job. A worker that finds another model or vocabulary than the job's refuses.
+      declared: Facts about the model that its layout may not record.
+      vocabulary_path: Path of the SentencePiece model. None if there is none and prompts are token ids; for answers,
+        also if the worker searches in and next to the model.
     """
 
     directory: str
@@ -153,22 +155,22 @@ class Assignment(WorkerSettings):
 
     @property
     def lanes(self) -> int:
-        """How many branches of a prompt a worker decodes."""
+        """Number of branches of a prompt that a worker decodes."""
         return 1
 
     def shard_path(self, shard: int) -> str:
-        """Returns the Parquet file of a shard: what is stored once, and says all that became of its examples."""
+        """Returns the Parquet file of a shard, which is stored once and has the outcome of all its examples."""
         return self.job.shard_path(self.directory, shard)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepAssignment(Assignment):
-    """Which generations a worker is to make, and how.
+    """The generations that a worker makes, and how.
 
     Attributes:
-      above: The upper part of the grid, complete; the job's grid begins with it, and only what follows is decoded. None
-        if all of it is.
-      goes_on: Whether another run is to go on below this grid.
+      above: The upper part of the grid, complete; the job's grid begins with it, and only the rest is decoded. None to
+        decode the whole grid.
+      goes_on: Whether another run continues below this grid.
     """
 
     job: DecodeJob
@@ -177,25 +179,25 @@ class SweepAssignment(Assignment):
 
     @property
     def lanes(self) -> int:
-        """How many a worker decodes: one a threshold that is not above, and the full model's unless that is."""
+        """Number of branches that a worker decodes: the thresholds not in `above`, and the full model unless it is."""
         thresholds = len(self.job.settings.thresholds)
         return 1 + thresholds if self.above is None else thresholds - len(self.above.thresholds)
 
     @property
     def stored(self) -> StoredGenerations:
-        """What is there at the end."""
+        """The generations that are stored at the end."""
         return StoredGenerations(directory=self.directory, job=self.job)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnswerAssignment(Assignment):
-    """Which answers a worker is to make, and how.
+    """The answers that a worker makes, and how.
 
     Attributes:
       manifest: The manifest; the job has its digest.
       reading: How the data are read, for messages.
-      choice: The entry as the user named it, and with it code of the user's that may run.
-      metric_settings: What the metric needs.
+      choice: The entry as the user named it, with the user's code that may run.
+      metric_settings: Settings of the metric.
     """
 
     job: AnswerJob
@@ -206,18 +208,18 @@ class AnswerAssignment(Assignment):
 
     @property
     def entry(self) -> Calibration:
-        """The entry that answers prompts of no group."""
+        """The entry that answers prompts without a group."""
         return self.manifest.calibrations[self.job.calibration]
 
     @property
     def has_groups(self) -> bool:
-        """Whether rows say by which entry a prompt was answered, and for which group."""
+        """Whether rows name the prompt's group and the entry that answered it."""
         return self.manifest.data.groups is not None
 
     def watched(self) -> tuple[int, ...]:
-        """Returns the places of the entries whose losses are measured; none without a probe.
+        """Returns the indices of the entries whose losses are measured; none without a probe.
 
-        An entry that never exits has no risk to watch.
+        An entry that never exits has no risk to monitor.
         """
         if self.job.probe is None:
             return ()
@@ -226,7 +228,7 @@ class AnswerAssignment(Assignment):
         return tuple(place for place, entry in enumerate(entries) if entry in promise and entry.threshold is not None)
 
     def place_of(self, example: "Example") -> str:
-        """Returns what messages call a prompt."""
+        """Returns the name of a prompt in messages."""
         if not self.job.files:
             return f"prompt {example.id}"
         place = place_of(self.job.files[example.file_index], example.line, reading=self.reading)

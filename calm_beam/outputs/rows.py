@@ -1,8 +1,7 @@
-"""What every prompt became, a row each of a shard's file: generations and answers.
+"""Rows of a shard's file, one for every prompt: generations and answers.
 
-A generation has the outputs of a prompt at every threshold or setting. Their texts can be written in the order of the
-data that they are of. An answer is what a prompt became by one branch; answers may also be published as JSON lines,
-which users read.
+A generation has the outputs of a prompt at every threshold or setting; their texts can be written in the order of the
+data. An answer is the output of a prompt by one branch; answers may also be published as JSON lines, which users read.
 """
 
 import array
@@ -46,14 +45,14 @@ class Output:
     """One output of one prompt.
 
     Attributes:
-      text: The text that metrics see, without eos; where there was no vocabulary, the generated ids joined by spaces.
-      tokens: Generated ids, with the final eos if it was generated; none where a decoder of the user's told none.
-      exit_layers: Layers used for each token, from 1; none where a decoder of the user's told none.
-      confidences: Confidence at each token's exit layer; the middle of its interval where a certified head decided.
-        None of a decoder of the user's.
-      near_tie: Whether a decision on its way was within rounding (`calm_beam.decoding.engine_choice`); None where that
-        is not known, as in files of earlier versions.
-      cost: What it has cost, as a decoder of the user's told; None where none did.
+      text: The text that metrics see, without eos; without a vocabulary, the generated ids joined by spaces.
+      tokens: Generated ids, with the final eos if it was generated; empty if a user's decoder gave none.
+      exit_layers: Exit layer of each token, from 1; empty if a user's decoder gave none.
+      confidences: Confidence at each token's exit layer; the middle of its interval if a certified head decided. Empty
+        for a user's decoder.
+      near_tie: Whether a decision for this output was within rounding (`calm_beam.decoding.engine_choice`); None if
+        unknown, as in files of earlier versions.
+      cost: The cost that a user's decoder gave; None if it gave none.
     """
 
     text: str
@@ -71,12 +70,12 @@ class Generation:
     Attributes:
       example: The example.
       truncated: Whether its prompt was cut.
-      duplicate: Whether another example with the same prompt counts before it.
+      duplicate: Whether an earlier example has the same prompt.
       failure: Why it could not be decoded; None if it was.
       outputs: The full model's output, then one per threshold in descending order, or one per setting in their order;
         empty after a failure.
-      max_rejected_confidence: Of the last output, what a sweep needs to go on below its threshold
-        (`PromptResult.max_rejected_confidence`); None where none goes on.
+      max_rejected_confidence: Of the last output, the values that a sweep needs to resume below its threshold
+        (`PromptResult.max_rejected_confidence`); None if no sweep resumes.
     """
 
     example: Example
@@ -87,16 +86,16 @@ class Generation:
     max_rejected_confidence: tuple[float, ...] | None = None
 
     def near_ties(self) -> tuple[bool, ...]:
-        """Returns, for each threshold, whether its output or the full model's is known to have hung on a near tie."""
+        """Returns, for each threshold, whether its output or the full model's is known to depend on a near tie."""
         full, *others = self.outputs
         return tuple(bool(full.near_tie or output.near_tie) for output in others)
 
 
-# All that are stored: which others have its prompt is said by the generation.
+# The fields that are stored. `repeats_prompt` is not: the generation's `duplicate` records it.
 _EXAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Example) if field.name != "repeats_prompt")
-# The only one of them that a file may lack: where no example has a group.
+# The only field that a file may lack: it does if no example has a group.
 _GROUP = "group"
-# The column of `max_rejected_confidence`, as files of every version call it.
+# The column of `max_rejected_confidence`, under its name in files of every version.
 _REJECTED = "runner_ups"
 
 
@@ -109,15 +108,15 @@ def write_generations(
     engine: str | None = None,
     overwrite: bool = True,
 ) -> None:
-    """Writes one shard as Parquet; the file appears whole or not at all.
+    """Writes one shard as Parquet, atomically.
 
     Args:
-      path: Where to.
+      path: The file to write.
       generations: The shard's generations.
       shard: Number of the shard.
-      digest: Of the examples and of how they were decoded: what tells whether a later run may take the file over.
-      engine: As in `StoredShard`.
-      overwrite: As in `write_shard`, with its errors.
+      digest: Digest of the examples and of how they were decoded: a later run takes the file over if it is equal.
+      engine: The engine as text, if the run could not know its workers' instructions; else None.
+      overwrite: Whether to replace an existing file; see `write_shard`, whose errors apply.
     """
     rows = []
     for generation in generations:
@@ -135,7 +134,7 @@ def write_generations(
 
 @functools.cache
 def _generations_schema(*, has_groups: bool, has_near_ties: bool, has_costs: bool) -> "pyarrow.Schema":
-    """Returns the schema of a shard; without groups, near ties and costs, it is that of earlier versions."""
+    """Returns the schema of a shard; without groups, near ties and costs it is the schema of earlier versions."""
     import pyarrow
 
     output = pyarrow.struct(
@@ -174,11 +173,11 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
 
     Args:
       path: A file of `write_generations`.
-      only: Ids of those that are wanted; None for all.
+      only: Ids of the wanted generations; None for all.
 
     Raises:
-      OutputsError: If it is damaged; where its parts alone do not show that, and all generations are wanted, after the
-        last of them.
+      OutputsError: If the file is damaged. Damage that only the digest of all rows shows is raised after the last
+        generation, and only if all are read.
     """
     with damage_told(path):
         for row in shard_rows(path, only=only):
@@ -228,7 +227,7 @@ def stored_groups(path: str | os.PathLike[str]) -> list[str | None]:
 
 
 def _columns(path: str | os.PathLike[str], *names: str) -> list[dict[str, Any]]:
-    """Returns some columns of a shard, by row, without that of groups if there is none."""
+    """Returns some columns of a shard, by row; the column of groups is omitted if the file has none."""
     with open_shard(path) as file:
         stored = [name for name in names if name != _GROUP or name in file.schema_arrow.names]
         rows: list[dict[str, Any]] = file.read(columns=stored, use_threads=False).to_pylist()
@@ -238,7 +237,7 @@ def _columns(path: str | os.PathLike[str], *names: str) -> list[dict[str, Any]]:
 def _as_tuple(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    # Of lists within lists alone, since the other lists are long.
+    # Only nested lists are converted element by element: the flat ones are long.
     return tuple(map(_as_tuple, value)) if value and isinstance(value[0], list) else tuple(value)
 
 
@@ -247,13 +246,13 @@ def write_in_data_order(
 ) -> None:
     """Writes a text for each generation, in the order of data files and of their lines.
 
-    Generations are not held: their texts wait on a disk, and 32 bytes for each say where.
+    Generations are not kept in memory: their texts wait on disk, and 32 bytes for each locate its text.
 
     Args:
-      file: Where to.
+      file: The file to write to.
       generations: In any order.
-      text_of: Returns what is written of one.
-      folder: On a local disk, with room for all texts once more; nothing stays there.
+      text_of: Returns the text of one generation.
+      folder: A folder on a local disk, with room for all texts once more; nothing remains there.
 
     Raises:
       OSError: If the disk is full.
@@ -276,14 +275,14 @@ def write_in_data_order(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answered:
-    """What became of a prompt.
+    """The outcome of a prompt.
 
     Attributes:
       example: The prompt.
       answer: Its answer; None if it has none.
-      failure: Why it has none, in words; None if it has one.
-      is_refused: Whether it was unfit to be decoded. If it has no answer otherwise, it should have been answered, and
-        counts as a loss of 1 where losses are measured.
+      failure: Text on why it has no answer; None if it has one.
+      is_refused: Whether the prompt was unfit to be decoded. Any other prompt without an answer should have been
+        answered, and counts as a loss of 1 if losses are measured.
     """
 
     example: Example
@@ -293,16 +292,16 @@ class Answered:
 
 
 def write_answers(path: str, rows: Sequence[Mapping[str, Any]], *, shard: AnsweredShard, has_groups: bool) -> None:
-    """Writes the file of a shard, whole or not at all.
+    """Writes the file of a shard atomically.
 
     Args:
-      path: Where to.
-      rows: Of `answer_row`, by id.
-      shard: What became of all its prompts.
-      has_groups: Whether rows say for which group, and at which threshold, a prompt was answered.
+      path: The file to write.
+      rows: Rows of `answer_row`, by id.
+      shard: The outcome of all its prompts.
+      has_groups: Whether rows have the group of each prompt and the threshold that answered it.
 
     Raises:
-      FileExistsError: If there is one already, with other content.
+      FileExistsError: If there is a file with other content.
       OSError: If it cannot be written.
     """
     ids = [row["id"] for row in rows] + [failure.id for failure in shard.failures]
@@ -319,17 +318,17 @@ def write_outcomes(
     losses: Sequence[ProbedLoss],
     has_groups: bool,
 ) -> None:
-    """Writes what became of the prompts of a shard, as `write_answers` does.
+    """Writes the outcomes of a shard's prompts, as `write_answers` does.
 
     Args:
-      path: Where to.
-      outcomes: By id.
+      path: The file to write.
+      outcomes: Outcomes by id.
       shard: Number of the shard.
-      digest: Of its prompts, and of how they were answered.
-      losses: What was measured, by id.
-      has_groups: As in `write_answers`.
+      digest: Digest of its prompts, and of how they were answered.
+      losses: The measured losses, by id.
+      has_groups: Whether rows have the group of each prompt and the threshold that answered it.
     """
-    # Here, since it needs JAX, which reading answers does not.
+    # Imported here because it needs JAX; reading answers does not.
     from calm_beam.serving import answer_row
 
     tallies: dict[str | None, Tally] = {}
@@ -348,16 +347,16 @@ def write_outcomes(
 
 
 def publish_rows(source: str, path: str) -> None:
-    """Writes the rows of a shard's Parquet file as JSON lines, packed by gzip: the same bytes for the same rows.
+    """Writes the rows of a shard's Parquet file as gzipped JSON lines: equal bytes for equal rows.
 
     Raises:
-      OutputsError: If the shard is damaged; nothing is written then.
+      OutputsError: If the shard is damaged; then nothing is written.
       OSError: If the file cannot be written.
     """
     with (
         replacing(path) as temporary,
         open(temporary, "wb") as raw,
-        # Without name and time, which would be of this moment.
+        # Name and time are omitted, so that equal rows give equal bytes.
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file,
     ):
         for row in shard_rows(source):
@@ -365,13 +364,13 @@ def publish_rows(source: str, path: str) -> None:
 
 
 def read_answers(directory: str) -> Iterator[dict[str, Any]]:
-    """Yields the rows of all answers of a run that has finished, by shard and id: the same as its files hold.
+    """Yields the rows of all answers of a finished run, by shard and id, as its files hold them.
 
     Args:
       directory: Its output folder.
 
     Raises:
-      OutputsError: If answering did not finish there, or a shard is missing, damaged or not the one that was finished.
+      OutputsError: If answering did not finish there, or a shard is missing, damaged or not the finished one.
       OSError: If a file cannot be read.
     """
     folder = absolute(directory)

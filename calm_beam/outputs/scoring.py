@@ -19,11 +19,12 @@ from .rows import Generation
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How losses are made of outputs, where that is no part of a plan.
+    """How outputs become losses, as far as a plan does not say it.
 
     Attributes:
-      max_failures: Most examples that may fail, in decoding and scoring together; None as in `failure_limit`.
-      metric_settings: What metrics need.
+      max_failures: Most examples that may fail, in decoding and scoring together; None for the default of
+        `failure_limit`.
+      metric_settings: Settings of metrics.
     """
 
     max_failures: int | None = None
@@ -34,12 +35,12 @@ class Scoring:
         return get_metric(name, self.metric_settings)
 
     def check_failures(self, failures: Sequence[tuple[str, str]], *, failed: int, examples: int) -> None:
-        """Raises `DataError` if more of so many examples have failed than may; arguments as in `check_failures`."""
+        """Raises `DataError` if more of the examples failed than may; the arguments are those of `check_failures`."""
         check_failures(failures, failed=failed, limit=failure_limit(self.max_failures, examples=examples))
 
 
 USUAL_SCORING = Scoring()
-"""Few examples may fail, and metrics need nothing."""
+"""The defaults: few examples may fail, and metrics need no settings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,8 @@ class ScoredGeneration:
 
     Attributes:
       generation: The example; with a failure if it could not be scored.
-      losses: As `score_generation` returns them.
-      contrast: What its scores tell apart; that of no examples if it failed.
+      losses: The array that `score_generation` returns.
+      contrast: What its scores distinguish; the contrast of no examples if it failed.
     """
 
     generation: Generation
@@ -64,16 +65,16 @@ def score_generation(
 
     Args:
       generation: The example's outputs, the full model's first.
-      objectives: Which losses.
+      objectives: The losses to compute.
       metrics: Metrics by name, at least those of the objectives.
       num_thresholds: Size of the grid.
 
     Returns:
-      Shape (objectives, thresholds), int64 in units of 2^-32, rounded up; each in [0, LOSS_SCALE], where the loss is
-      signed in [-LOSS_SCALE, LOSS_SCALE]. All LOSS_SCALE, the worst there is, if the example failed.
+      Shape (objectives, thresholds), int64 in units of 2^-32, rounded up; each in [0, LOSS_SCALE], or for a signed
+      loss in [-LOSS_SCALE, LOSS_SCALE]. All LOSS_SCALE, the worst loss, if the example failed.
 
     Raises:
-      DataError: If risk consistency is asked for and the example has no references.
+      DataError: If an objective is risk consistency and the example has no references.
       MetricError: If a metric fails or leaves [0, 1]; names the example.
 
     Source: CALM, "Defining p-values for consistent early-exiting" (the losses of textual and risk consistency).
@@ -90,21 +91,21 @@ def score_by_policy(
     on_error: str,
     near_ties: str = COUNT_NEAR_TIES,
 ) -> ScoredGeneration:
-    """Returns an example with its losses; one that cannot be scored comes back as failed, with the losses of that.
+    """Returns an example with its losses; one that cannot be scored is returned as failed, with the worst losses.
 
     Args:
-      generation: As in `score_generation`.
-      objectives: As there.
-      metrics: As there.
-      num_thresholds: As there.
+      generation: The example's outputs, the full model's first.
+      objectives: The losses to compute.
+      metrics: Metrics by name, at least those of the objectives.
+      num_thresholds: Size of the grid.
       on_error: `fail` or `worst_case`, for examples that cannot be scored.
-      near_ties: `count`, or `worst_case`, by which outputs that hung on a near tie, or were compared with one of the
-        full model that did, have the worst loss: another engine may give any other output.
+      near_ties: `count`, or `worst_case`: then an output has the worst loss if it, or the full model's output that it
+        is compared with, depends on a near tie, since another engine may give any other output.
 
     Raises:
-      DataError: As there.
-      MetricError: As there, if `on_error` is `fail`.
-      OutputsError: If near ties count as the worst, and the generation does not say which outputs hung on some.
+      DataError: If an objective is risk consistency and the example has no references, whatever `on_error` is.
+      MetricError: If `on_error` is `fail`, and a metric fails or leaves [0, 1]; names the example.
+      OutputsError: If near ties count as the worst, and the generation does not record them.
     """
     try:
         scored = _scored(generation, objectives, metrics=metrics, num_thresholds=num_thresholds)
@@ -163,7 +164,7 @@ def _scores(example: Example, texts: Sequence[str], *, objective: Objective, met
     if objective.consistency == "risk" and not example.references:
         raise DataError(f"{example.in_words()}: risk consistency needs references, it has none.")
     references = _references(example, texts, consistency=objective.consistency)
-    # Many thresholds give the same text: each distinct one is scored once.
+    # Many thresholds give the same text, so each distinct text is scored once.
     scores = {
         text: checked_score(metric, objective.metric, candidate=text, references=references, example_id=example.id)
         for text in dict.fromkeys(texts)
@@ -172,14 +173,14 @@ def _scores(example: Example, texts: Sequence[str], *, objective: Objective, met
 
 
 def _references(example: Example, texts: Sequence[str], *, consistency: str) -> Sequence[str]:
-    """Returns the texts that outputs are held against, of which the first is the full model's."""
+    """Returns the texts that outputs are compared with; the first output is the full model's."""
     return example.references if consistency == "risk" else texts[:1]
 
 
 def _unseen(
     example: Example, texts: Sequence[str], *, objectives: Sequence[Objective], metrics: Mapping[str, Metric]
 ) -> Iterator[Unseen]:
-    """Yields what each metric does not see of an example's outputs, and of what they are held against."""
+    """Yields what each metric does not see of an example's outputs, and of the texts they are compared with."""
     outputs = tuple(dict.fromkeys(texts))
     kinds = dict.fromkeys((objective.metric, objective.consistency) for objective in objectives)
     for name in dict.fromkeys(metric for metric, _ in kinds):

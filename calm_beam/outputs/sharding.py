@@ -1,7 +1,4 @@
-"""The shards of a data set: how many there are where the user does not say, and in which order each has its examples.
-
-It is also known which examples of a shard have the prompt of another.
-"""
+"""The shards of a data set: their default number, the order of examples in each, and which prompts repeat."""
 
 import dataclasses
 import hashlib
@@ -16,19 +13,19 @@ from calm_beam.inputs.preview import estimated_examples
 LEAST_SHARDS, MOST_SHARDS = 4, 10_000
 _EXAMPLES_OF_A_SHARD = 1000
 _LEAST_EXAMPLES_OF_A_SHARD = 500
-# Prompts that are answered at one threshold, which are as much work as some hundred examples at all.
+# Prompts that are answered at one threshold: together as much work as some hundred examples at all thresholds.
 _PROMPTS_OF_A_SHARD = 5000
 _SHARDS_OF_A_WORKER = 8
-# So that two workers share it, and rounds of nearly the same size can be made of whole shards.
+# Two, so that two workers share a round, and rounds of nearly equal size consist of whole shards.
 _SHARDS_OF_A_ROUND = 2
 
 
 def default_shards(data: DataFiles, *, round_examples: int | None = None) -> int:
-    """Returns the number for a data set, by its size: the same each time, for the same files.
+    """Returns the number of shards for a data set, by its size; the same files always give the same number.
 
     Args:
       data: The files.
-      round_examples: Examples of a round, where tests are looked at after each; None where all examples count.
+      round_examples: Examples of a round, if tests look at the losses after each round; None if all examples count.
 
     Raises:
       OSError: If a file cannot be read.
@@ -37,10 +34,10 @@ def default_shards(data: DataFiles, *, round_examples: int | None = None) -> int
 
 
 def prompt_shards(data: DataFiles) -> int:
-    """Returns the number for prompts that are answered at one threshold each, by their size: the same each time.
+    """Returns the number of shards for prompts that are answered at one threshold each, by their size.
 
-    A shard holds more of them than of examples that are decoded at every threshold: a decoder that holds hundreds of
-    prompts runs empty at its end, and what is lost with a worker is still little.
+    The same files always give the same number. A shard holds more such prompts than examples that are decoded at every
+    threshold: a decoder with hundreds of slots idles at the end of a shard, and a lost worker still costs little.
 
     Args:
       data: The files.
@@ -53,16 +50,16 @@ def prompt_shards(data: DataFiles) -> int:
 
 
 def shards_for(examples: int | None, *, workers: int | None = None, round_examples: int | None = None) -> int:
-    """Returns into how many shards examples are best divided.
+    """Returns a good number of shards for some examples.
 
-    A shard holds a thousand: so its steps are full, and what is lost with a worker is little. Workers want several
-    each, and one number of them each, so that none waits long for the last; for that, shards may be smaller, but not
-    so small that their steps run empty (docs/measurements.md, "Cost, forecast").
+    A shard holds a thousand examples: that keeps decode steps full, and a lost worker costs little. Each worker should
+    have several shards, and all the same number, so that none waits long for the last; shards may be smaller for that,
+    but not so small that decode steps run empty (docs/measurements.md, "Cost, forecast").
 
     Args:
-      examples: How many; None where nobody knows.
-      workers: Processes that decode; None to go by the examples alone.
-      round_examples: As in `default_shards`.
+      examples: Number of examples; None if unknown.
+      workers: Processes that decode; None to use the number of examples only.
+      round_examples: Examples of a round, if tests look at the losses after each round; None if all examples count.
 
     >>> [shards_for(examples) for examples in (100, 5_000, 1_000_000, 100_000_000)]
     [4, 5, 1000, 10000]
@@ -83,19 +80,19 @@ def shards_for(examples: int | None, *, workers: int | None = None, round_exampl
 
 
 def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
-    """Returns the examples in an order of their own, with equal derived ids told apart by a number.
+    """Returns the examples sorted, with a number added to equal derived ids.
 
     Args:
-      examples: Of one shard, or of a whole data set: equal derived ids always meet in one shard.
+      examples: The examples of one shard or of a whole data set: equal derived ids always come into one shard.
     """
     ordered = sorted(examples, key=_place)
     taken = {example.id for example in ordered}
     seen: dict[str, int] = {}
     unique = []
     for example in ordered:
-        # An id that stood in the data occurs once, or the run has ended before.
+        # An id from the data occurs once; otherwise the run has ended before.
         count = seen.get(example.id, 0) + 1
-        # Not one that stood in the data: those of an earlier run's files have numbers, too.
+        # Skips ids from the data: files written by an earlier run have numbered ids, too.
         while count > 1 and f"{example.id}-{count}" in taken:
             count += 1
         seen[example.id] = count
@@ -105,14 +102,14 @@ def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
 
 
 def _place(example: Example) -> tuple[str, int, int, str, str]:
-    """Returns where an example stands among others: prompts of a pipeline have no place, and ids know no group."""
+    """Returns the sort key of an example; prompts of a pipeline have no file and line, and ids ignore groups."""
     return example.id, example.file_index, example.line, example.cluster or "", example.group or ""
 
 
 def duplicate_prompts(examples: Iterable[Example]) -> frozenset[str]:
-    """Returns the ids of examples whose prompt an earlier one has.
+    """Returns the ids of examples whose prompt an earlier example has.
 
-    Equal prompts are in one shard, or examples are in an order by ids and say it themselves.
+    Equal prompts are in one shard; in an order by ids they are not, and the examples say it themselves.
     """
     seen: set[bytes] = set()
     duplicates = set()
@@ -125,17 +122,17 @@ def duplicate_prompts(examples: Iterable[Example]) -> frozenset[str]:
 
 
 def shard_in_order(example: Example, *, salt: str, num_shards: int) -> int:
-    """Returns the number of the shard that an example is in where some shards are looked at before others.
+    """Returns the number of an example's shard if tests look at some shards before others.
 
-    Units, which are examples or clusters, are spread at random: by what names them, which no loss has a part in. Of
-    their prompts they must not be, since those with equal prompts would come together.
+    Units (examples or clusters) are spread at random by their names, which do not depend on losses. Prompts cannot be
+    used for this, since equal prompts would come together.
 
     Args:
-      example: With an id that no other has.
-      salt: Settled before any loss is seen.
-      num_shards: How many there are.
+      example: The example, with a unique id.
+      salt: Fixed before any loss is seen.
+      num_shards: Number of shards.
     """
     unit = example.id if example.cluster is None else example.cluster
-    # JSON, so that no salt and unit run together as others do.
+    # JSON, so that two pairs of salt and unit never give the same text.
     digest = hashlib.sha256(json.dumps([salt, example.cluster is None, unit]).encode()).digest()
     return int.from_bytes(digest[:8], "big") % num_shards

@@ -1,8 +1,8 @@
-"""One shard of outputs: a Parquet file that says what it holds, and whose damage is noticed.
+"""One shard of outputs: a Parquet file that describes its content, and whose damage is detected.
 
-Each example of a shard has a row, or stands among the failures of an answered one. So a shard is stored in one step,
-and nothing of it can be missing or be there twice. Everything downstream (losses, tests, reports) reads these files,
-never the decoder's memory: what is tested is what is stored.
+Each example of a shard has a row, or is among the failures of a shard of answers. So a shard is stored in one step, and
+none of its examples can be missing or stored twice. Everything downstream (losses, tests, reports) reads these files,
+never the decoder's memory: the tests use what is stored.
 """
 
 import collections
@@ -29,21 +29,21 @@ AnyPath = str | os.PathLike[str]
 _ABOUT_KEY = b"calm_beam"
 _CONTENT_KEY = b"calm_beam_content"
 _ROWS_AT_A_TIME = 1024
-# Of what the Parquet library says.
+# Most characters of the Parquet library's message.
 _LONGEST_REASON = 200
 _AGAIN = "Remove it, and repeat the run that made it with --resume: the shard is then decoded again."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredShard:
-    """What a shard's file says about itself.
+    """The description in a shard's file.
 
     Attributes:
       shard: Number of the shard, from 0.
       examples: Number of its examples, failed ones included.
       failed: Examples among them that could not be decoded.
-      digest: Of the examples, and of how they were decoded.
-      engine: What decoded it, in words, where the run could not know its workers' instructions; else None.
+      digest: Digest of the examples, and of how they were decoded.
+      engine: The engine as text, if the run could not know its workers' instructions; else None.
     """
 
     shard: int
@@ -60,11 +60,11 @@ class StoredShard:
 
     @property
     def rows(self) -> int:
-        """Number of the file's rows: one for every example, failed or not."""
+        """Number of rows in the file: one per example, failed or not."""
         return self.examples
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, without an engine where there is none."""
+        """Returns plain values; the engine is omitted if it is None."""
         return {
             name: value for name, value in dataclasses.asdict(self).items() if name != "engine" or value is not None
         }
@@ -75,8 +75,8 @@ class Failure:
     """A prompt without an answer.
 
     Attributes:
-      id: Of the prompt.
-      reason: Why, in words.
+      id: Id of the prompt.
+      reason: Text on why it has none.
     """
 
     id: str
@@ -88,10 +88,10 @@ class ProbedLoss:
     """The loss of a prompt that the full model has answered as well.
 
     Attributes:
-      id: Of the prompt.
+      id: Id of the prompt.
       loss: The loss.
-      failure: Why it is 1 without having been measured; None if it was measured.
-      calibration: Place of the entry of the manifest whose promise this is about.
+      failure: Why the loss is 1 without a measurement; None if it was measured.
+      calibration: Index of the manifest entry whose guarantee the loss is about.
     """
 
     id: str
@@ -102,12 +102,12 @@ class ProbedLoss:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnsweredShard(StoredShard):
-    """What the file of a shard of answers says about itself: failures, losses and counts stand there, and not in rows.
+    """The description in a file of answers: it has the failures, losses and counts, which are not in rows.
 
     Attributes:
       failures: Prompts without an answer, by id.
-      losses: What was measured, by id.
-      tallies: Counts by group; under None for prompts of no group.
+      losses: The measured losses, by id.
+      tallies: Counts by group; those of prompts without a group are under None.
     """
 
     failures: tuple[Failure, ...]
@@ -124,7 +124,7 @@ class AnsweredShard(StoredShard):
         losses: Sequence[ProbedLoss],
         tallies: Mapping[str | None, Tally],
     ) -> "AnsweredShard":
-        """Returns the shard of which this is known."""
+        """Returns the shard with these values and the counts that follow from them."""
         return cls(
             shard=shard,
             examples=sum(tally.prompts for tally in tallies.values()),
@@ -137,11 +137,11 @@ class AnsweredShard(StoredShard):
 
     @property
     def rows(self) -> int:
-        """Number of the file's rows: one for every answer."""
+        """Number of rows in the file: one per answer."""
         return self.examples - self.failed
 
     def in_short(self) -> StoredShard:
-        """Returns what a mark of success says of it."""
+        """Returns the part that a mark of success lists."""
         return StoredShard(shard=self.shard, examples=self.examples, failed=self.failed, digest=self.digest)
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class AnsweredShard(StoredShard):
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "AnsweredShard":
-        """Returns what `to_dict` gave; raises KeyError, TypeError or another of Python's if it is something else."""
+        """Returns the shard from `to_dict`'s values; raises KeyError, TypeError or another built-in error otherwise."""
         return cls.of(
             value["shard"],
             digest=value["digest"],
@@ -177,20 +177,20 @@ def write_shard(
     about: StoredShard,
     overwrite: bool = True,
 ) -> None:
-    """Writes rows as one Parquet file, which appears whole or not at all.
+    """Writes rows as one Parquet file, atomically.
 
     Args:
-      path: Where to.
-      rows: A value for each column.
+      path: The file to write.
+      rows: Rows with a value for each column.
       schema: The columns.
-      about: What the file says about itself.
-      overwrite: Whether a file that is there is replaced. If not, one of several that write at the same time succeeds.
+      about: The description to store in the file.
+      overwrite: Whether an existing file is replaced. If not, one of several simultaneous writers succeeds.
 
     Raises:
-      FileExistsError: If there is a file, with other content, that may not be replaced.
+      FileExistsError: If there is a file with other content and it may not be replaced.
       OSError: If it cannot be written.
     """
-    # Here as below, since much that only names what is stored does without Arrow.
+    # Imported in functions, since much code that only names stored outputs does without Arrow.
     import pyarrow.parquet
 
     described = json.dumps(about.to_dict()).encode()
@@ -200,23 +200,23 @@ def write_shard(
         content.add(batch.to_pylist())
     table = table.replace_schema_metadata({_ABOUT_KEY: described, _CONTENT_KEY: content.hexdigest()})
     with replacing(path, overwrite=overwrite) as temporary:
-        # Without checksums, a flipped bit could be another token.
+        # Without checksums, a flipped bit could go unnoticed as another token.
         pyarrow.parquet.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
 @contextlib.contextmanager
 def open_shard(path: AnyPath) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    """Opens a file; whatever is found to be damaged in it while the block reads is an error that names it.
+    """Opens a file; any damage that is found while the block reads raises an error that names the file.
 
-    Read it with `use_threads=False`: a thread of Arrow's that lets go of Python's memory while the interpreter ends
-    aborts the process.
+    Read it with `use_threads=False`: an Arrow thread that releases Python memory during interpreter shutdown aborts the
+    process.
 
     Args:
       path: A file of `write_shard`.
 
     Raises:
       OutputsError: If what is read is not what was written.
-      OSError: If there is no such file, or it may not be read.
+      OSError: If there is no such file, or no permission to read it.
     """
     import pyarrow.parquet
 
@@ -230,24 +230,24 @@ def open_shard(path: AnyPath) -> Iterator["pyarrow.parquet.ParquetFile"]:
 
 @contextlib.contextmanager
 def damage_told(path: AnyPath) -> Iterator[None]:
-    """Makes an error that names the file, and says what to do, of whatever shows in the block that it is damaged."""
+    """Turns any error in the block that shows damage into one that names the file and says what to do."""
     import pyarrow
 
     try:
         yield
     except (CalmBeamError, FileNotFoundError, PermissionError):
         raise
-    # Any of these, depending on the place of what is wrong.
+    # Arrow raises any of these, depending on where the damage is.
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
         raise OutputsError(f"{os.fspath(path)}: is damaged ({reason}). {_AGAIN}") from error
 
 
 def stored_shard(path: str) -> StoredShard:
-    """Returns what a shard's file says about itself, reading no row: an `AnsweredShard` if it holds answers.
+    """Returns the description in a shard's file without reading a row: an `AnsweredShard` if it holds answers.
 
     Raises:
-      OutputsError: If it is no file of a shard.
+      OutputsError: If it is not a shard's file.
       OSError: If there is no such file.
     """
     with open_shard(path) as file:
@@ -265,12 +265,12 @@ def stored_shard(path: str) -> StoredShard:
 
 
 def whole_shard(path: str) -> StoredShard:
-    """Returns what a shard's file says about itself, having read all of it: what a mark of success may rest on.
+    """Returns the description in a shard's file after reading all of the file, so that a mark of success may list it.
 
-    What a file says about itself stands apart from its rows: it can be read although a row is damaged.
+    The description is separate from the rows, and can be read even if a row is damaged.
 
     Raises:
-      OutputsError: If it is no file of a shard, or damaged anywhere.
+      OutputsError: If it is not a shard's file, or is damaged anywhere.
       OSError: If there is no such file.
     """
     shard = stored_shard(path)
@@ -284,11 +284,11 @@ def shard_rows(path: AnyPath, *, only: Collection[str] | None = None) -> Iterato
 
     Args:
       path: A file of `write_shard`.
-      only: Values of the column `id` of rows that are wanted; None for all.
+      only: Values of the column `id` of the wanted rows; None for all.
 
     Raises:
-      OutputsError: If it is damaged; where its parts alone do not show that, and all rows are wanted, after the last of
-        them.
+      OutputsError: If the file is damaged. Damage that only the digest of all rows shows is raised after the last row,
+        and only if all rows are read.
       OSError: If there is no such file.
     """
     import pyarrow.compute
@@ -308,13 +308,13 @@ def shard_rows(path: AnyPath, *, only: Collection[str] | None = None) -> Iterato
 
 
 class _ContentDigest:
-    """A digest of what a shard holds: pages have checksums, but what says where they are and how to read them none."""
+    """A digest of a shard's content: Parquet pages have checksums, but their index and schema have none."""
 
     def __init__(self, about: bytes) -> None:
         self._digest = hashlib.sha256(about)
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Takes in some rows, in their order."""
+        """Adds rows to the digest, in their order."""
         for row in rows:
             self._digest.update(json.dumps(row).encode())
 

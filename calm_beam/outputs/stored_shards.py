@@ -1,4 +1,4 @@
-"""The life of a shard: taken over if it is stored already, else stored once, and counted when all are there."""
+"""The life of a shard: taken over if it is already stored, else stored once, and counted when all shards are there."""
 
 import dataclasses
 import json
@@ -28,14 +28,14 @@ AnyAssignment = Assignment | SettingAssignment
 
 
 def check_folder(assignment: AnyAssignment, shards: Sequence[int]) -> None:
-    """Refuses folders that a worker does not see, or that hold other shards than these: those are of other data.
+    """Refuses folders that a worker cannot see, or that hold shards of other data.
 
     Raises:
-      OutputsError: If one does, or is not there.
+      OutputsError: If a folder has other shards than these, or is missing.
     """
     job, directory = assignment.job, assignment.directory
     if isinstance(assignment, AnswerAssignment):
-        # It was written before the run.
+        # The launcher wrote it before the run.
         if not is_file(joined(directory, job.FILE)):
             raise OutputsError(
                 f"{directory}: workers find no {job.FILE} there, which the machine that started the run has written. "
@@ -45,7 +45,7 @@ def check_folder(assignment: AnyAssignment, shards: Sequence[int]) -> None:
             raise OutputsError(f"{directory}: another run has begun there meanwhile. Choose another folder.")
     above = assignment.above if isinstance(assignment, SweepAssignment) else None
     for folder, of_folder in ((directory, job), *(((above.directory, above.job),) if above is not None else ())):
-        # It was made before the run; on Cloud Storage, folders are there by themselves.
+        # The launcher made it before the run; on Cloud Storage, folders need not be made.
         if not is_cloud_path(folder) and not is_folder(folder):
             raise OutputsError(
                 f"{folder}: workers do not see this folder, which is on the disk of the machine that started the run. "
@@ -58,16 +58,16 @@ def check_folder(assignment: AnyAssignment, shards: Sequence[int]) -> None:
 def taken_over(
     assignment: AnyAssignment, shard: int, *, examples: Sequence[Example], reads_all: bool = True
 ) -> StoredShard | None:
-    """Returns the shard that is stored already, None if none is.
+    """Returns the shard that is already stored; None if none is.
 
     Args:
-      assignment: What is to be decoded.
+      assignment: The assignment to decode.
       shard: Number of the shard.
-      examples: What the data give for it now, in their order.
-      reads_all: Whether to look for damage in all of it, and not only at what it says about itself.
+      examples: The shard's examples in the current data, in their order.
+      reads_all: Whether to look for damage in the whole file, and not only in its description.
 
     Raises:
-      OutputsError: If it is of other examples, or damaged.
+      OutputsError: If it holds other examples, or is damaged.
       DataError: If it has failures, which are not allowed now.
     """
     path, words = assignment.shard_path(shard), assignment.job.WORDS
@@ -78,23 +78,23 @@ def taken_over(
         name, reason = _failures(path, stored)[0]
         raise DataError(
             f"{path}: holds {counted(stored.failed, words.example)} that could not be {words.made}, {name} first: "
-            f"{reason.rstrip('.')}. Go on with --on_error={words.lenient}, or {words.anew} with --overwrite."
+            f"{reason.rstrip('.')}. Go on with --on_error={words.lenient}, or {words.redo} with --overwrite."
         )
     return whole_shard(path) if reads_all else stored
 
 
 def check_above(assignment: AnyAssignment, shard: int, *, examples: Sequence[Example]) -> None:
-    """Refuses a shard of the upper part of the grid that is of other examples; without such a part, nothing is wrong.
+    """Refuses a shard of the upper part of the grid that holds other examples; does nothing without such a part.
 
-    Outputs of different prompts must not meet in one generation.
+    Outputs of different prompts must not be joined in one generation.
 
     Args:
-      assignment: What is to be decoded.
+      assignment: The assignment to decode.
       shard: Number of the shard.
-      examples: What the data give for it now, in their order.
+      examples: The shard's examples in the current data, in their order.
 
     Raises:
-      OutputsError: If it is of other examples, or missing.
+      OutputsError: If it holds other examples, or is missing.
     """
     if not isinstance(assignment, SweepAssignment) or assignment.above is None:
         return
@@ -131,20 +131,20 @@ def store_shard(
     losses: Sequence[ProbedLoss] = (),
     engine: str | None = None,
 ) -> StoredShard:
-    """Stores what the examples of a shard have become, and returns what is stored then.
+    """Stores the outcomes of a shard's examples, and returns the shard that is then stored.
 
-    What is stored is never replaced: of two workers that decode the same shard, the first one counts.
+    A stored shard is never replaced: if two workers decode the same shard, the first one counts.
 
     Args:
-      assignment: What is decoded.
+      assignment: The assignment that was decoded.
       shard: Number of the shard.
       examples: Its examples, in their order.
-      outcomes: By id, what became of them: `Generation` of a sweep, else `Answered`.
-      losses: Of answers, those that were measured, by id.
-      engine: As in `StoredShard`.
+      outcomes: Outcomes by id: `Generation` for a sweep, else `Answered`.
+      losses: The measured losses of answers, by id.
+      engine: The engine as text, if the run could not know its workers' instructions; else None.
 
     Raises:
-      OutputsError: If another engine has decoded what is there, or it is of other examples.
+      OutputsError: If the stored shard was decoded by another engine, or holds other examples.
       OSError: If it cannot be written.
     """
     path, digest = assignment.shard_path(shard), assignment.job.shard_digest(shard, examples=examples)
@@ -157,19 +157,19 @@ def store_shard(
             write_generations(path, outcomes, shard=shard, digest=digest, engine=engine, overwrite=False)
     except FileExistsError:
         _checked_shard(path, assignment.job, shard=shard, examples=examples)
-    # As it was stored, not as it is remembered.
+    # Read back from the file, not from memory.
     return whole_shard(path)
 
 
 def check_one_engine(folder: str, engine: str) -> None:
-    """Refuses to decode into a folder by another engine than has decoded a shard that is there.
+    """Refuses to decode into a folder in which another engine has decoded a shard.
 
     Args:
-      folder: Of generations.
-      engine: As in `StoredShard`.
+      folder: Folder of generations.
+      engine: The engine as text.
 
     Raises:
-      OutputsError: If it is another one.
+      OutputsError: If a shard there was decoded by another engine.
     """
     for path in DecodeJob.shard_files(folder)[:1]:
         other = stored_shard(path).engine
@@ -178,12 +178,12 @@ def check_one_engine(folder: str, engine: str) -> None:
 
 
 def publish_shard(assignment: AnyAssignment, shard: int) -> None:
-    """Writes the file of a stored shard that users read, where that is another one.
+    """Writes the published file of a stored shard, if users read another file than the stored one.
 
-    Even where there is one, since no digest tells whether it is damaged: it gets the same bytes.
+    An existing file is rewritten with the same bytes, since no digest shows whether it is damaged.
 
     Raises:
-      OutputsError: If the shard is damaged; nothing is written then.
+      OutputsError: If the shard is damaged; then nothing is written.
       OSError: If the file cannot be written.
     """
     source, published = (
@@ -194,18 +194,18 @@ def publish_shard(assignment: AnyAssignment, shard: int) -> None:
 
 
 def finish(assignment: AnyAssignment, shards: Sequence[StoredShard], *, examples: int) -> Finished:
-    """Writes what is listed besides answers, and then the mark of success, which it returns.
+    """Writes the lists that accompany answers, then the mark of success, and returns the mark.
 
-    A step that is run again writes the same once more.
+    A repeated step writes the same files again.
 
     Args:
-      assignment: What was decoded.
-      shards: As they were stored; one that was decoded twice may come twice.
+      assignment: The assignment that was decoded.
+      shards: The stored shards; one that was decoded twice may come twice.
       examples: Number of examples that were read.
 
     Raises:
-      OutputsError: If the shards do not hold the examples that were read, each once.
-      DataError: If more examples failed than may.
+      OutputsError: If the shards do not hold each example that was read once.
+      DataError: If more examples failed than allowed.
       OSError: If a file cannot be written.
     """
     job = assignment.job
@@ -223,13 +223,13 @@ def finish(assignment: AnyAssignment, shards: Sequence[StoredShard], *, examples
 
 
 def _write_lists(assignment: AnswerAssignment, shards: Sequence[AnsweredShard]) -> None:
-    """Writes the lists of failures, and of losses by entry, of shards that are given by number."""
+    """Writes the lists of failures, and of losses by entry, from shards in order of number."""
     job, folder = assignment.job, assignment.directory
     failures = [failure for shard in shards for failure in shard.failures]
     _write_lines(joined(folder, FAILURES), [dataclasses.asdict(failure) for failure in failures])
     for calibration in assignment.watched():
         rows = [
-            # As `loss_row` has it.
+            # The form that `loss_row` reads.
             {
                 "id": loss.id,
                 "loss": loss.loss,
@@ -245,7 +245,7 @@ def _write_lists(assignment: AnswerAssignment, shards: Sequence[AnsweredShard]) 
 
 
 def _write_lines(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as JSON lines; of none there is no file."""
+    """Writes rows as JSON lines; writes no file if there are none."""
     if not rows:
         remove_file(path)
         return
@@ -261,19 +261,19 @@ def _failures(path: str, stored: StoredShard) -> list[tuple[str, str]]:
 
 
 def _checked_shard(path: str, job: Job, *, shard: int, examples: Sequence[Example]) -> StoredShard:
-    """Returns what the file of a shard says about itself, and refuses one that is of other examples."""
+    """Returns the description in a shard's file; refuses a file with other examples."""
     stored, words = stored_shard(path), job.WORDS
     if stored.digest != job.shard_digest(shard, examples=examples):
         change = "" if isinstance(stored, AnsweredShard) else _change(stored_examples(path), examples)
         raise OutputsError(
             f"{path}: was {words.made} from other {words.example}s than the data give now for shard {shard} of "
-            f"{job.num_shards}, so the data have changed since{change}. Restore them, or {words.anew} with --overwrite."
+            f"{job.num_shards}, so the data have changed since{change}. Restore them, or {words.redo} with --overwrite."
         )
     return stored
 
 
 def _change(before: Sequence[Example], now: Sequence[Example]) -> str:
-    """Returns in parentheses what happened to the first example that is not as it was; nothing if all are."""
+    """Returns in parentheses how the first changed example differs; empty if none has changed."""
     old, new = ({example.id: _as_given(example) for example in examples} for examples in (before, now))
     for name in sorted(old | new):
         if name not in new:
@@ -287,9 +287,9 @@ def _change(before: Sequence[Example], now: Sequence[Example]) -> str:
 
 
 def _as_given(example: Example) -> dict[str, Any]:
-    """Returns an example's fields, but for references that are made of token ids once prompts are encoded.
+    """Returns an example's fields, without references that are derived from token ids when prompts are encoded.
 
-    Nor is it told what others have the same prompt.
+    The field on repeated prompts is omitted too.
     """
     fields = dataclasses.asdict(example)
     del fields["repeats_prompt"]

@@ -1,7 +1,7 @@
-"""What decoding a shard took, kept beside it: for `calm-beam plan`, and for nothing else.
+"""Timings of shards, stored next to them, for `calm-beam plan` only.
 
-`timing-00000-of-00004.json` is written after the shard that it is about, and `timing-run.json` at the end of a run.
-No digest covers them, and no calibration reads them: without them, all that is lost is a forecast.
+`timing-00000-of-00004.json` is written after its shard, and `timing-run.json` at the end of a run. No digest covers
+them, and no calibration reads them: if they are lost, only a forecast is.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ _RUN = "timing-run.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lap:
-    """Some steps in a row of a shard's decoding.
+    """Some consecutive steps of a shard's decoding.
 
     Attributes:
-      steps: How many.
-      rows: Rows that went through a layer in them.
-      seconds: What they took, without compiling.
+      steps: Number of steps.
+      rows: Rows that a layer computed in them.
+      seconds: Seconds for them, without compiling.
     """
 
     steps: int
@@ -37,29 +37,29 @@ class Lap:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardTiming:
-    """What decoding one shard took.
+    """The timing of one shard's decoding.
 
     Attributes:
       shard: Number of the shard.
-      digest: Of the stored shard that this is about.
+      digest: Digest of the stored shard.
       examples: Number of its examples.
-      lanes: Lanes that were decoded, the full model's included.
-      slots: Most prompts that were decoded side by side.
+      lanes: Branches that were decoded, the full model's included.
+      slots: Most prompts that were decoded at the same time.
       began: When decoding began, in seconds since 1970.
       seconds: From then until the shard was stored.
-      compile_seconds: The part of these in which XLA compiled, or read what it had compiled.
-      cpu_seconds: What all threads of the process took of the processor in that time.
-      load_seconds: What loading the model took before the first shard of a process; 0 before the others.
+      compile_seconds: The part of these in which XLA compiled, or read from its compilation cache.
+      cpu_seconds: CPU time of all threads of the process in that time.
+      load_seconds: Time to load the model before the first shard of a process; 0 for the other shards.
       steps: Steps of the decoder.
-      rows: Rows that went through a layer.
-      padded_rows: Rows of padding beside them.
+      rows: Rows that a layer computed.
+      padded_rows: Rows of padding in addition to them.
       projections: Rows that were projected onto the vocabulary.
       tokens: Tokens of the full model's outputs.
-      laps: All steps, some at a time.
+      laps: All steps, in groups.
       bytes: Size of the shard's file.
-      peak_bytes: The most memory that the process has held until then.
+      peak_bytes: Peak memory of the process until then.
       worker: A random text, the same for all shards of a process.
-      device: JAX's name of the kind of device.
+      device: JAX's name for the kind of device.
       cores: Cores that the process may use.
     """
 
@@ -87,17 +87,17 @@ class ShardTiming:
 
     @property
     def steady_seconds(self) -> float:
-        """What it took without compiling."""
+        """Seconds without compiling."""
         return max(0.0, self.seconds - self.compile_seconds)
 
     def write(self, folder: str, *, num_shards: int) -> None:
-        """Writes the file beside the shard's; a disk that refuses it ends nothing."""
+        """Writes the file next to the shard's; a disk error is ignored."""
         path = joined(folder, f"timing-{self.shard:05d}-of-{num_shards:05d}.json")
         _write(path, dataclasses.asdict(self))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Returns what was written; raises KeyError, TypeError or ValueError if it is something else."""
+        """Returns the timing from a file's values; raises KeyError, TypeError or ValueError for anything else."""
         values = {field.name: content[field.name] for field in dataclasses.fields(cls)}
         timing = cls(**{**values, "laps": tuple(Lap(**lap) for lap in values["laps"])})
         texts = (timing.digest, timing.worker, timing.device)
@@ -113,11 +113,11 @@ class ShardTiming:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunTiming:
-    """What a whole run took: reading, decoding, scoring and the report.
+    """The time of a whole run: reading, decoding, scoring and the report.
 
     Attributes:
       began: When the command was started, in seconds since 1970.
-      seconds: Until its end.
+      seconds: Seconds from then until its end.
     """
 
     began: float
@@ -125,20 +125,20 @@ class RunTiming:
 
     @property
     def ended(self) -> float:
-        """When the command had ended."""
+        """When the command ended, in seconds since 1970."""
         return self.began + self.seconds
 
     def write(self, folder: str) -> None:
-        """Writes the file beside the shards; a disk that refuses it ends nothing."""
+        """Writes the file next to the shards; a disk error is ignored."""
         _write(joined(folder, _RUN), dataclasses.asdict(self))
 
 
 def read_timings(folder: str, shards: Iterable[StoredShard]) -> tuple[ShardTiming, ...]:
-    """Returns the timings of shards, in their order; those without one, or with that of another file, are left out.
+    """Returns the timings of shards, in their order; a shard without one, or with that of another file, is left out.
 
     Args:
-      folder: Of the generations.
-      shards: What is stored there.
+      folder: Folder of the generations.
+      shards: The shards that are stored there.
 
     Raises:
       OutputsError: If a timing is damaged.
@@ -159,7 +159,7 @@ def read_timings(folder: str, shards: Iterable[StoredShard]) -> tuple[ShardTimin
 
 
 def read_run_timing(folder: str) -> RunTiming | None:
-    """Returns what the last run took that ended here; None where none has said so.
+    """Returns the timing of the last run that ended here; None if there is none.
 
     Raises:
       OutputsError: If the file is damaged.
@@ -182,7 +182,7 @@ def _write(path: str, content: dict[str, Any]) -> None:
 
 
 def _read(path: str) -> dict[str, Any] | None:
-    """Returns what a file holds; None if it is of another version of calm-beam."""
+    """Returns a file's content; None if it is of another version of calm-beam."""
     try:
         with open_input(path) as file:
             content = strict_json.loads(file.read())

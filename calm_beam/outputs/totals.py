@@ -1,10 +1,10 @@
-"""What is summed over a calibration set, and of which examples: so that it can be checked that every one was, once.
+"""Sums over a calibration set, and the identity of its examples, which shows that each was counted once.
 
-A layout says what is gathered from the losses of a run, and where it stands in the totals.
+A layout says which sums a run's losses give, and at which index of the totals each is.
 
-Sets of examples are identified, whatever their order, by sums of digests and by a sample of ids small enough to store.
-The ids with the smallest digests are a sample that nobody chooses, and the same whatever the order. If a share s of the
-certified examples comes again, at least one of k in the sample does with probability 1 - (1 - s)^k, or more.
+Sets of examples are identified, whatever their order, by sums of digests and by a small stored sample of ids. The ids
+with the smallest digests are a sample that nobody can choose, and that does not depend on the order. If a share s of
+the certified examples recurs, at least one of k in the sample does with probability 1 - (1 - s)^k, or more.
 """
 
 import collections
@@ -35,12 +35,12 @@ class Layout:
     """The rows of the sums, and the objectives whose single losses are kept.
 
     Attributes:
-      objectives: Distinct objectives, in the order in which losses come.
+      objectives: Distinct objectives, in the order of the losses.
       rows: Objective and statistic of each row that is summed.
       tabled: Objectives with a spec whose p-value needs every single loss.
       thresholds: Size of the grid.
-      groups: Names of the groups that have sums of their own, in order of appearance among the specs; or of the parts
-        of the set, where one chooses what the other tests.
+      groups: Names of the groups that have their own sums, in order of appearance among the specs; or of the parts of
+        the set, selection and holdout.
     """
 
     objectives: tuple[Objective, ...]
@@ -51,12 +51,12 @@ class Layout:
 
     @classmethod
     def of(cls, specs: Sequence[PlannedTest], *, thresholds: int, parts: Sequence[str] = ()) -> Self:
-        """Returns the layout that serves all specs: what their p-values need, and the losses for the risk table.
+        """Returns the layout for all specs: the sums that their p-values need, and the losses for the risk table.
 
         Args:
           specs: The specs.
           thresholds: Size of the grid.
-          parts: Names of the parts that have sums of their own, where no spec is about a group.
+          parts: Names of the parts that have their own sums, if no spec is about a group.
         """
         objectives = objectives_of(specs)
         needed: list[tuple[Objective, Statistic]] = [(objective, Loss()) for objective in objectives]
@@ -71,7 +71,7 @@ class Layout:
         )
 
     def values(self, fixed_losses: np.ndarray) -> np.ndarray:
-        """Returns what is to be summed.
+        """Returns the values to sum.
 
         Args:
           fixed_losses: shape (units, objectives, thresholds), int64 in units of 2^-32.
@@ -86,7 +86,7 @@ class Layout:
         """Returns the sums of one objective by statistic, each of shape (thresholds,).
 
         Args:
-          objective: Which loss.
+          objective: The objective.
           sums: shape (rows, thresholds): sums of `values`.
         """
         rows = zip(self.rows, sums, strict=True)
@@ -122,7 +122,7 @@ def fingerprint_text(content_sum: int) -> str:
 
 
 def id_sample(ids: Iterable[str]) -> tuple[str, ...]:
-    """Returns the smallest digests of ids, `MOST_SAMPLED_IDS` of them or all, ascending.
+    """Returns the smallest digests of ids, `MOST_SAMPLED_IDS` or all if fewer, ascending.
 
     Source: bottom-k sketches (Cohen and Kaplan, 2007, "Summarizing data using bottom-k sketches").
     """
@@ -130,7 +130,7 @@ def id_sample(ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def come_again(sample: Iterable[str], ids: Iterable[str]) -> int:
-    """Returns how many ids of a sample are among others.
+    """Returns how many ids of a sample recur among other ids.
 
     >>> come_again(id_sample(["a", "b", "c"]), ["b", "c", "d"])
     2
@@ -145,14 +145,14 @@ def _digest(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Sums and counts over some examples: all, or those of one group; merging is exact, associative and commutative.
+    """Sums and counts over some examples, all or one group; merging is exact, associative and commutative.
 
     Attributes:
       risk: Number of independent units (examples, or clusters of them) and sums over their losses.
       layer_sums: For the full model and each threshold, decoder layers used by all tokens; length 1 + thresholds.
       token_counts: For the full model and each threshold, tokens generated; same length.
-      tie_counts: Examples that do not say whether their outputs hung on near ties; then, for each threshold, those of
-        whose outputs, or of the full model's, one did. Empty for no examples.
+      tie_counts: First the number of examples that do not record near ties; then, for each threshold, the number whose
+        output there, or the full model's, depends on a near tie. Empty for no examples.
     """
 
     risk: RiskTotals
@@ -169,7 +169,7 @@ class Sums:
 
     @classmethod
     def of_examples(cls, generations: Sequence[Generation], layout: Layout) -> Self:
-        """Returns the sums over some examples, all but their losses."""
+        """Returns the sums over some examples, except for their losses."""
         zero = cls.zero(layout)
         nothing = zero.layer_sums
         layers = (tuple(sum(output.exit_layers) for output in item.outputs) or nothing for item in generations)
@@ -191,14 +191,14 @@ class Sums:
         )
 
     def near_ties(self, place: int) -> int | None:
-        """Returns how many examples hung on a near tie at a threshold, given by its place; None if some do not say."""
+        """Returns how many examples depend on a near tie at a threshold, given its index; None if some do not say."""
         return None if not self.tie_counts or self.tie_counts[0] else self.tie_counts[1 + place]
 
     def mean_layers(self, num_layers: int) -> tuple[float, ...]:
         """Returns decoder layers per generated token, for the full model and then each threshold.
 
         Args:
-          num_layers: Decoder depth, reported where no token was generated.
+          num_layers: Decoder depth, returned if no token was generated.
         """
         pairs = zip(self.layer_sums, self.token_counts, strict=True)
         return tuple(layers / tokens if tokens else float(num_layers) for layers, tokens in pairs)
@@ -209,19 +209,19 @@ class CalibrationTotals:
     """Sums and counts over a calibration set; merging is exact, associative and commutative.
 
     Attributes:
-      layout: What the sums are of.
-      whole: Over all units.
-      groups: For every group of the layout that has examples here, ascending, its name and its part of these sums.
-      table: Single losses, where a p-value needs them.
+      layout: The layout of the sums.
+      whole: The sums over all units.
+      groups: Name and sums of every group of the layout that has examples here, ascending.
+      table: Single losses, if a p-value needs them.
       over_examples: Number of examples and sums over their losses, where units are clusters, shape (objectives,
-        thresholds); None where units are examples.
-      scored: Number of examples whose losses are in these sums, by themselves or within their cluster.
+        thresholds); None if units are examples.
+      scored: Number of examples whose losses are in these sums, alone or within their cluster.
       by_shard: For every shard, ascending, how many of its examples are counted.
       failures: Id and reason of every example that counts with loss 1, sorted.
       truncated: Examples whose prompt was cut.
-      duplicates: Examples whose prompt another one has too, each prompt's first not counted.
+      duplicates: Examples whose prompt an earlier example has.
       content_sum: Sum of the examples' content digests modulo 2^256: a fingerprint of the set, whatever its order.
-      contrast: What the scores of the examples tell apart.
+      contrast: What the scores of the examples distinguish.
     """
 
     layout: Layout
@@ -267,17 +267,17 @@ class CalibrationTotals:
         contrast: Contrast | None = None,
         groups: Sequence[str | None] | None = None,
     ) -> Self:
-        """Returns the totals of some examples, all but their losses.
+        """Returns the totals of some examples, except for their losses.
 
         Args:
-          generations: One per example, with a failure where it could not be scored.
-          layout: What is gathered.
-          shard: Number of the shard that they are in.
-          contrast: What their scores tell apart; None for nothing.
-          groups: In which group of the layout each counts, if that has some; None for the one that the example names.
+          generations: One per example, with a failure if it could not be scored.
+          layout: The layout of the sums.
+          shard: Number of their shard.
+          contrast: What their scores distinguish; None for nothing.
+          groups: The group of each in the layout, if that has groups; None for the group that the example names.
 
         Raises:
-          OutputsError: If an example is of no group of the layout, where that has some.
+          OutputsError: If the layout has groups and an example is in none of them.
         """
         groups = [item.example.group for item in generations] if groups is None else groups
         return dataclasses.replace(
@@ -311,13 +311,13 @@ class CalibrationTotals:
         Args:
           keys: One per unit: ids of examples, or names of clusters.
           fixed_losses: shape (units, objectives, thresholds), int64 in units of 2^-32.
-          layout: What to gather.
-          salt: Decides the order of those single losses that are kept.
-          scored: Number of examples that the units are of; None if each is one.
-          groups: The group of each unit, which is an example, if the layout has groups.
+          layout: The layout of the sums.
+          salt: Decides the order of the single losses that are kept.
+          scored: Number of examples in these units; None if each unit is one.
+          groups: The group of each unit if the layout has groups; units are then examples.
 
         Raises:
-          OutputsError: If a unit is of no group of the layout, where that has some.
+          OutputsError: If the layout has groups and a unit is in none of them.
         """
         table = (
             BettingTable.of(keys, layout.tabled_losses(fixed_losses), salt=salt) if layout.tabled else BettingTable()
@@ -338,7 +338,7 @@ class CalibrationTotals:
         """Returns the totals of both sets together; counts of the same shard add up, so that counting twice shows.
 
         Raises:
-          ValueError: If they are over other objectives, statistics or grids.
+          ValueError: If their objectives, statistics or grids differ.
         """
         if other.layout != self.layout:
             raise ValueError("only totals with the same layout (objectives, statistics and grid) can be added.")
@@ -358,11 +358,11 @@ class CalibrationTotals:
         )
 
     def check(self, finished: FinishedSweep) -> None:
-        """Raises unless every example of a sweep was counted, and once.
+        """Raises unless every example of a sweep was counted exactly once.
 
         Raises:
-          OutputsError: If a shard or an example was left out or counted twice. The number of losses is the same at
-            every threshold, since each example brings one for each.
+          OutputsError: If a shard or an example was left out or counted twice. One check covers all thresholds, since
+            each example has one loss for each.
         """
         expected = tuple((shard.shard, shard.examples) for shard in finished.shards)
         if self.by_shard != expected:
@@ -391,10 +391,10 @@ class CalibrationTotals:
         return dict(self.groups).get(group) or Sums.zero(self.layout)
 
     def evidence(self, asked: PlannedTest, /) -> Evidence:
-        """Returns what was gathered about the loss of one guarantee, in its group or in all examples.
+        """Returns the sums and losses for one guarantee, over its group or over all examples.
 
         Raises:
-          ValueError: If there are no examples; of a group there may be none.
+          ValueError: If there are no examples; a group may have none.
         """
         risk, objective = self.of_group(asked.group).risk, asked.objective
         if risk.n == 0 and asked.group is None:
@@ -413,7 +413,7 @@ class CalibrationTotals:
 
 
 def _ties_of(generation: Generation, layout: Layout) -> tuple[int, ...]:
-    """Returns what one example adds to `tie_counts`; a failed one has loss 1 whatever it hung on."""
+    """Returns one example's contribution to `tie_counts`; a failed one has loss 1 whatever the ties."""
     if generation.failure is not None:
         return (0,) * (layout.thresholds + 1)
     if any(output.near_tie is None for output in generation.outputs):
@@ -441,7 +441,7 @@ def _added(counts: tuple[tuple[int, int], ...], others: tuple[tuple[int, int], .
 
 
 def _places(groups: Sequence[str | None], layout: Layout) -> list[tuple[str, list[int]]]:
-    """Returns where examples of every group are, groups ascending; nothing where the layout has none."""
+    """Returns the indices of the examples of every group, groups ascending; empty if the layout has none."""
     if not layout.groups:
         return []
     places: dict[str, list[int]] = {}

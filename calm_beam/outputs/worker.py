@@ -1,8 +1,8 @@
-"""What a worker does with a shard, and how long that takes, measured where it is decoded.
+"""A worker's part: decode a shard, and time it where it is decoded.
 
-A worker loads the model, and makes generations of the shard's examples, or answers.
+A worker loads the model, and makes generations or answers of the shard's examples.
 
-Importing this loads JAX, which a process that only hands out work need not do.
+Importing this loads JAX; a process that only distributes work does without it.
 """
 
 import contextlib
@@ -48,11 +48,11 @@ _LIST = "Pass --on_error=list to list such prompts in failures.jsonl, and to ans
 
 
 def load_model(assignment: Assignment, *others: Assignment) -> "Loaded":
-    """Returns what an assignment needs, and sweeps that differ from it in exit rules alone.
+    """Returns the loaded model of an assignment, and of sweeps that differ from it in exit rules only.
 
     Raises:
-      CheckpointError: If there is no model, or another than when the run was started.
-      VocabularyError: The same for the vocabulary.
+      CheckpointError: If there is no model, or another one than when the run was started.
+      VocabularyError: If there is no vocabulary, or another one than when the run was started.
       ManifestError: If model or vocabulary are not those of the manifest.
       UsageError: If this worker decodes by another engine than the run was started for.
     """
@@ -71,13 +71,13 @@ def load_model(assignment: Assignment, *others: Assignment) -> "Loaded":
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What one thread needs to make generations.
+    """A thread's model, decoder and vocabulary for generations.
 
     Attributes:
       assignment: How to decode; the first of several that differ in exit rules.
-      decoder: Decodes at the thresholds that are asked for: a sweep, or the decoder that serves.
-      rules: How many exit rules it has, each with as many branches.
-      vocabulary: None where all prompts are token ids and there is none.
+      decoder: Decodes at the requested thresholds: a sweep, or the serving decoder.
+      rules: Number of its exit rules, each with as many branches.
+      vocabulary: The vocabulary; None if all prompts are token ids and there is none.
       vocab_size: Number of token ids that the model knows.
     """
 
@@ -89,7 +89,7 @@ class LoadedModel:
 
     @classmethod
     def of(cls, assignments: Sequence[SweepAssignment]) -> "LoadedModel":
-        """Returns the model and vocabulary of sweeps that differ in exit rules alone; errors as in `load_model`."""
+        """Returns the model and vocabulary for sweeps that differ in exit rules only; errors as in `load_model`."""
         first = assignments[0]
         job = first.job
         checkpoint = load_checkpoint(job.model.uri, declared=first.declared)
@@ -113,15 +113,15 @@ class LoadedModel:
     def outcomes(
         self, examples: Sequence[Example], *, above: Mapping[str, Generation] | None = None
     ) -> Iterator[tuple[Generation, ...]]:
-        """Yields the generations of every example by each rule, first of those whose prompt is unfit, or failed above.
+        """Yields every example's generations, one per rule; first of unfit prompts and those that failed in `above`.
 
         Args:
-          examples: Those of a shard, in their order.
+          examples: The examples of a shard, in their order.
           above: Their generations at the upper part of the grid, by id; None if there is no such part.
 
         Raises:
           DataError: If a row is wrong and the assignment does not let examples fail.
-          DecodeError: If a prompt cannot be encoded or decoded, likewise.
+          DecodeError: If a prompt cannot be encoded or decoded and the assignment does not let examples fail.
         """
         duplicates = duplicate_prompts(examples)
         prompts: list[Prompt] = []
@@ -153,11 +153,11 @@ class LoadedModel:
         )
 
     def losses(self, outcomes: Sequence[tuple[Generation, ...]]) -> list[ProbedLoss]:
-        """Returns none: losses of generations are made of what is stored."""
+        """Returns none: losses of generations are computed later, from the stored shards."""
         return []
 
     def _encode(self, example: Example) -> Prompt | str:
-        """Returns the prompt of an example, or in words why it has none, where examples may fail."""
+        """Returns the prompt of an example; if it has none and examples may fail, returns the reason."""
         assignment = self.assignment
         try:
             return encode_prompt(
@@ -223,12 +223,12 @@ def _load_vocabulary(assignment: SweepAssignment) -> Vocabulary | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadedGenerator:
-    """What one thread needs to answer prompts.
+    """A thread's generator and loss meter for answers.
 
     Attributes:
       assignment: How to answer.
       generator: Answers under the manifest.
-      meter: Measures losses; None where none are.
+      meter: Measures losses; None if none are measured.
     """
 
     assignment: AnswerAssignment
@@ -237,7 +237,7 @@ class LoadedGenerator:
 
     @property
     def decoder(self) -> Decoder:
-        """What decodes."""
+        """The generator's decoder."""
         return self.generator.batch_decoder()
 
     @classmethod
@@ -266,15 +266,15 @@ class LoadedGenerator:
     def outcomes(
         self, examples: Sequence[Example], *, above: Mapping[str, Generation] | None = None
     ) -> Iterator[tuple[Answered]]:
-        """Yields what becomes of every prompt of a shard: first of those that are unfit, then of each as it ends.
+        """Yields the outcome of every prompt of a shard: first of unfit ones, then of each as it ends.
 
         Args:
           examples: The prompts.
-          above: None, since nothing of an answer is known before.
+          above: Always None: no part of an answer is known before.
 
         Raises:
           DataError: If a prompt is unfit and the assignment does not let prompts fail.
-          DecodeError: If one cannot be decoded, likewise; or if the device has no memory left.
+          DecodeError: If one cannot be decoded and may not fail, or if the device runs out of memory.
         """
         assignment, generator = self.assignment, self.generator
         fit: list[Example] = []
@@ -304,13 +304,13 @@ class LoadedGenerator:
             yield (answered,)
 
     def losses(self, outcomes: Sequence[tuple[Answered]]) -> list[ProbedLoss]:
-        """Returns the losses of the prompts that are sampled, by id.
+        """Returns the losses of the sampled prompts, by id.
 
-        A prompt that was refused has no output and no loss; one that should have been answered and was not has loss 1.
-        What is answered by an entry that is not about its group has no promise to watch.
+        A refused prompt has no output and no loss; one that should have been answered and was not has loss 1. An answer
+        by an entry that is not about the prompt's group has no guarantee to monitor.
 
         Args:
-          outcomes: What became of every prompt of a shard, by id.
+          outcomes: The outcomes of every prompt of a shard, by id.
         """
         meter = self.meter
         if meter is None:
@@ -352,7 +352,7 @@ class LoadedGenerator:
         return Answered(example=example, failure=f"{request.name}: {reason}.")
 
     def _watched_place(self, example: Example) -> int | None:
-        """Returns the place of the entry whose promise is about a prompt; None if none is, or it has no risk."""
+        """Returns the index of the entry whose guarantee is about a prompt; None without one, or if it has no risk."""
         entry = self.generator.entry_for(example.group)
         group = example.group or self.generator.entry.group
         if entry.group != group:
@@ -362,20 +362,20 @@ class LoadedGenerator:
 
 
 Loaded = LoadedModel | LoadedGenerator
-"""What one thread needs to decode, whatever becomes of its outputs."""
+"""What `load_model` returns: a thread's decoder, for either kind of outputs."""
 
 
 def prompt_of(example: Example) -> AnyPrompt:
-    """Returns what a generator is given."""
+    """Returns an example's prompt in the form that a generator takes."""
     return example.input if example.input is not None else example.input_ids or ()
 
 
-# Of a lap. A single step would be measured by the outputs that happen to end in it.
+# Fewest steps of a lap: the time of a single step would depend on the outputs that happen to end in it.
 _STEPS = 4
 
 
 class _Decoder(Protocol):
-    """What is timed."""
+    """A decoder that counts its work."""
 
     @property
     def work(self) -> Work: ...
@@ -385,14 +385,14 @@ class _Decoder(Protocol):
 
 
 class ShardStopwatch:
-    """Measures the decoding of one shard while the context is open, and until the shard is stored."""
+    """Times the decoding of one shard, from entering the context until the shard is stored."""
 
     def __init__(self, decoder: _Decoder, *, lanes: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Starts.
+        """Starts timing.
 
         Args:
           decoder: Counts its work.
-          lanes: How many it decodes.
+          lanes: Number of branches that it decodes.
           clock: Returns seconds.
         """
         self._decoder, self._lanes, self._clock = decoder, lanes, clock
@@ -413,7 +413,7 @@ class ShardStopwatch:
         self._compiling.__exit__(kind, error, trace)
 
     def lap(self) -> None:
-        """Is called after every output; ends a lap if there were enough steps."""
+        """Ends a lap if it has enough steps; called after every output."""
         work = self._decoder.work
         steps = work.steps - self._lap_before.steps
         if steps < _STEPS:
@@ -430,24 +430,24 @@ class ShardStopwatch:
         self._lap_start, self._lap_before, self._lap_compiling = now, work, compiling
 
     def write_timing(self, where: StoredGenerations, stored: StoredShard, *, load_seconds: float) -> None:
-        """Writes what was measured beside a shard that is stored now; a disk or a store that refuses it ends nothing.
+        """Writes the timing next to a stored shard; an error of the disk or the store is ignored.
 
         Args:
-          where: The folder.
+          where: The generations' folder.
           stored: The shard.
-          load_seconds: As in `timing`.
+          load_seconds: Time to load the model since the previous shard.
         """
         with contextlib.suppress(OSError):
             timing = self.timing(stored, where.shard_path(stored.shard), load_seconds=load_seconds)
             timing.write(where.directory, num_shards=where.job.num_shards)
 
     def timing(self, stored: StoredShard, path: str, *, load_seconds: float) -> ShardTiming:
-        """Returns what was measured, now that the shard is stored.
+        """Returns the timing, after the shard has been stored.
 
         Args:
           stored: The shard.
           path: Its file.
-          load_seconds: What loading the model has taken since another shard was asked.
+          load_seconds: Time to load the model since the previous shard.
         """
         work = self._decoder.work - self._before
         return ShardTiming(
@@ -477,5 +477,5 @@ class ShardStopwatch:
 
 @functools.cache
 def _worker_named(_: int) -> str:
-    """Returns a text of a process, of which the argument is the number, so that one that forks gets another."""
+    """Returns a random name for a process id: cached by the id, so that a forked process gets another one."""
     return uuid.uuid4().hex

@@ -22,12 +22,12 @@ _DISK_ERRORS = {
 
 
 def is_file(path: AnyPath) -> bool:
-    """Returns whether there is a file of that name."""
+    """Returns whether the path is a file."""
     return _google.version(path) != "" if is_cloud_path(path) else os.path.isfile(path)
 
 
 def obstacle(path: AnyPath) -> str | None:
-    """Returns what exists at the path if it is no file, as the rest of a sentence about the path; None for nothing."""
+    """Returns what exists at the path if it is not a file, as the rest of a sentence; None if nothing does."""
     return None if is_cloud_path(path) else _local.obstacle(path)
 
 
@@ -37,12 +37,12 @@ def why_no_file(path: AnyPath) -> str:
 
 
 def is_folder(path: AnyPath) -> bool:
-    """Returns whether there is a folder of that name; on Cloud Storage, whether any object is below it."""
+    """Returns whether the path is a folder; on Cloud Storage, whether any object is below it."""
     return _google.is_folder(path) if is_cloud_path(path) else os.path.isdir(path)
 
 
 def exists(path: AnyPath) -> bool:
-    """Returns whether there is a file or a folder of that name."""
+    """Returns whether the path is a file or a folder."""
     return is_file(path) or is_folder(path)
 
 
@@ -50,7 +50,7 @@ def list_files(pattern: str) -> tuple[str, ...]:
     """Returns the files that match a glob, sorted.
 
     Args:
-      pattern: A path, of which `*`, `?` and `[...]` stand for characters other than `/`. As in shells, they match no
+      pattern: A path in which `*`, `?` and `[...]` match characters other than `/`. As in shells, they do not match a
         leading dot.
     """
     return _google.list_files(pattern) if is_cloud_path(pattern) else _local.list_files(pattern)
@@ -60,11 +60,11 @@ def open_input(path: AnyPath) -> BinaryIO:
     """Returns a file opened for reading bytes, which can seek.
 
     On Cloud Storage, this reads the generation that existed when the file was opened; if the object is replaced
-    meanwhile, reading fails. Reading it from beginning to end compares its checksum.
+    meanwhile, reading fails. Reading it from beginning to end verifies its checksum.
 
     Raises:
-      StorageError: If the path names a pipe, a socket or a device, which may have no end; while it is read, if the disk
-        gives an error.
+      StorageError: If the path is a pipe, a socket or a device, which may have no end; also while it is read, if the
+        disk fails.
       OSError: If it cannot be opened.
     """
     return _google.open_input(path) if is_cloud_path(path) else _local.open_input(path)
@@ -79,10 +79,10 @@ def version(path: AnyPath) -> str:
 
 
 def size(path: AnyPath) -> int:
-    """Returns the bytes of a file.
+    """Returns the size of a file in bytes.
 
     Raises:
-      OSError: If there is none.
+      OSError: If there is no such file.
     """
     if not is_cloud_path(path):
         return os.path.getsize(path)
@@ -94,7 +94,7 @@ def size(path: AnyPath) -> int:
 
 @contextlib.contextmanager
 def replacing(path: AnyPath, *, overwrite: bool = True, replaces: str | None = None) -> Iterator[pathlib.Path]:
-    """Gives a local temporary path to write to, whose content appears at `path` once the block has succeeded.
+    """Gives a local temporary path to write to; its content appears at `path` once the block has succeeded.
 
     A reader of `path` finds the old file or the new one at any moment, also after a crash, and never a part. If the
     block raises, `path` stays as it was.
@@ -103,15 +103,15 @@ def replacing(path: AnyPath, *, overwrite: bool = True, replaces: str | None = N
       path: A local file in a folder that exists, or an object in a bucket that exists.
       overwrite: Whether an existing file may be replaced. If not, one of several concurrent writers succeeds (hard
         link, or generation precondition).
-      replaces: The `version` that the file must still have when it is replaced, empty for none. So one of several
-        writers that replace the same file succeeds. Writing the same content as the existing file succeeds as well:
-        an earlier attempt of this writer may have stored it and lost the answer.
+      replaces: The `version` that the file must still have when it is replaced, empty for none. Of several writers that
+        replace the same file, one succeeds. Writing the same content as the existing file also succeeds: an earlier
+        attempt of this writer may have stored it and lost the answer.
 
     Yields:
-      A path that does not exist yet; of a local file, in the same folder.
+      A path that does not exist yet; for a local file, in the same folder.
 
     Raises:
-      FileExistsError: If a file exists already, or is another than the one to replace.
+      FileExistsError: If a file already exists, or is not the one to replace.
       OSError: If the file cannot be written.
     """
     expected = replaces if overwrite else ""
@@ -129,13 +129,13 @@ def replacing(path: AnyPath, *, overwrite: bool = True, replaces: str | None = N
 
 @contextlib.contextmanager
 def writing(path: AnyPath) -> Iterator[None]:
-    """Names the file if the block cannot write it because of the disk: the system's own error names none.
+    """Adds the file's name to disk errors in the block: the system's own error has none.
 
     Args:
-      path: What the block writes on a local disk.
+      path: The file that the block writes on a local disk.
 
     Raises:
-      StorageError: If the disk is full or fails, or the file is larger than is allowed.
+      StorageError: If the disk is full or fails, or the file exceeds a size limit.
     """
     try:
         yield
@@ -147,10 +147,10 @@ def writing(path: AnyPath) -> Iterator[None]:
 
 
 def check_writable(path: AnyPath) -> None:
-    """Finds out whether a file may be written, and leaves nothing behind.
+    """Raises if a file may not be written; leaves nothing behind.
 
     Raises:
-      OSError: If it may not; says why.
+      OSError: If it may not be written; says why.
     """
     if is_cloud_path(path):
         _google.check_writable(path)
@@ -159,13 +159,13 @@ def check_writable(path: AnyPath) -> None:
 
 
 def make_folder(path: AnyPath) -> None:
-    """Makes a folder and its parents; on Cloud Storage, where folders need no making, does nothing."""
+    """Makes a folder and its parents; does nothing on Cloud Storage, where folders need not be made."""
     if not is_cloud_path(path):
         os.makedirs(path, exist_ok=True)
 
 
 def remove_unfinished(path: AnyPath) -> None:
-    """Removes temporary files of `replacing` for a path, which killed processes have left next to it.
+    """Removes temporary files of `replacing` for a path that killed processes have left next to it.
 
     No other process may be writing the file. On Cloud Storage there are none.
     """
@@ -174,14 +174,14 @@ def remove_unfinished(path: AnyPath) -> None:
 
 
 def remove_file(path: AnyPath, *, removes: str | None = None) -> None:
-    """Removes a file, if it is there.
+    """Removes a file if it exists.
 
     Args:
       path: The file.
       removes: The `version` that it must have, empty for none; None for any.
 
     Raises:
-      FileExistsError: If it has another.
+      FileExistsError: If it has another version.
     """
     if is_cloud_path(path):
         _google.remove_file(path, expected=removes)
@@ -190,14 +190,14 @@ def remove_file(path: AnyPath, *, removes: str | None = None) -> None:
 
 
 def remove_folder(path: AnyPath, *, inside: AnyPath) -> None:
-    """Removes a folder and its content, if it exists, and nothing behind a symbolic link.
+    """Removes a folder and its content if it exists, without following symbolic links.
 
     Args:
       path: The folder.
       inside: A folder above it, which may itself be reached by links.
 
     Raises:
-      OSError: If the folder, or one between the two, is a link; nothing has been removed.
+      OSError: If the folder, or one between the two, is a link; then nothing is removed.
     """
     if is_cloud_path(path):
         _google.remove_folder(path)
@@ -206,10 +206,10 @@ def remove_folder(path: AnyPath, *, inside: AnyPath) -> None:
 
 
 def refuse_links(path: AnyPath, *, inside: AnyPath) -> None:
-    """Finds out whether `remove_folder` would refuse a folder, or one that may come to be there.
+    """Raises if `remove_folder` would refuse a folder, which need not exist yet.
 
     Raises:
-      OSError: If so.
+      OSError: If it would.
     """
     if not is_cloud_path(path):
         _local.refuse_links(path, inside=inside)

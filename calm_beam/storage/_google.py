@@ -2,9 +2,8 @@
 
 Every request is retried up to a deadline while its failure may be temporary. Every error has a clear message.
 
-Readers that need files on a disk get local copies. One copy serves all processes of a machine. It is named by the
-generations of its objects, so another content is another copy, and it is compared with their checksums every time it
-is used.
+Readers that need files on a disk get local copies. One copy serves all processes of a machine. Its name contains the
+generations of its objects, so other content gets another copy, and its checksums are verified every time it is used.
 """
 
 import base64
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
     from google.cloud.storage import Blob, Client
 
 
-# Of one request with its retries, and of one attempt to connect or to receive more.
+# The deadline is for one request with its retries, the timeout for one attempt to connect or to receive more.
 _DEADLINE_SECONDS = 300.0
 _TIMEOUT_SECONDS = 60.0
-# Bytes of one read: a request costs as much time as a megabyte, and often only a file's first lines are read.
+# Bytes per read: a request costs as much time as a megabyte, and often only a file's first lines are read.
 _READ_BYTES = 2**20
 _WILDCARD = re.compile(r"[*?[]")
 _LOG_IN = (
@@ -45,9 +44,9 @@ class CloudFile:
     """One generation of an object.
 
     Attributes:
-      path: Its path.
+      path: Path of the object.
       generation: Its generation.
-      size: Bytes.
+      size: Size in bytes.
       crc32c: Checksum of the content, in base64.
     """
 
@@ -58,13 +57,13 @@ class CloudFile:
 
 
 def version(path: AnyPath) -> str:
-    """Returns the generation of an object, or an empty text if there is none."""
+    """Returns the generation of an object, or an empty text if there is no object."""
     blob = _find(path)
     return "" if blob is None else str(blob.generation)
 
 
 def stat(path: AnyPath) -> CloudFile | None:
-    """Returns an object's current generation, or None if there is none."""
+    """Returns an object's current generation, or None if there is no object."""
     blob = _find(path)
     return None if blob is None else _file_of(blob)
 
@@ -78,7 +77,7 @@ def is_folder(path: AnyPath) -> bool:
 
 
 def list_below(path: AnyPath) -> tuple[CloudFile, ...]:
-    """Returns all objects below a path, sorted; without the empty ones that represent folders."""
+    """Returns all objects below a path, sorted, without the empty ones that represent folders."""
     bucket, name = bucket_and_name(path)
     with _in_words(path) as client:
         blobs = client.list_blobs(bucket, prefix=f"{name}/" if name else None, **_attempts())
@@ -91,7 +90,7 @@ def list_files(pattern: str) -> tuple[str, ...]:
     wildcard = _WILDCARD.search(name)
     if wildcard is None:
         return (joined(f"gs://{bucket}", name),) if _find(pattern) else ()
-    # Where only the last part has wildcards, nothing in folders below is listed.
+    # If only the last part has wildcards, folders below are not listed.
     delimiter = None if "/" in name[wildcard.start() :] else "/"
     with _in_words(pattern) as client:
         blobs = client.list_blobs(bucket, prefix=name[: wildcard.start()], delimiter=delimiter, **_attempts())
@@ -105,7 +104,7 @@ def open_input(path: AnyPath) -> BinaryIO:
     if blob is None:
         raise FileNotFoundError(f"{path}: no such object.")
     if blob.content_encoding:
-        # Whether it is decompressed on the way depends on the client, and byte ranges of it mean nothing.
+        # The client decides whether to decompress it, and byte ranges of the compressed object are meaningless.
         raise StorageError(
             f"{path}: is stored with Content-Encoding {blob.content_encoding}. Store it as it is to be read: without "
             "the encoding, or as a file that ends in .gz."
@@ -118,11 +117,11 @@ def upload(source: pathlib.Path, path: AnyPath, *, expected: str | None) -> None
 
     Args:
       source: The file.
-      path: Where to.
-      expected: Generation that must be there now, empty for none; None for any.
+      path: The object to write.
+      expected: Generation that the object must have now, empty for none; None for any.
 
     Raises:
-      FileExistsError: If there is another, unless its content is the same.
+      FileExistsError: If it has another, unless its content is the same.
     """
     bucket, name = bucket_and_name(path)
     generation = None if expected is None else int(expected or 0)
@@ -133,22 +132,22 @@ def upload(source: pathlib.Path, path: AnyPath, *, expected: str | None) -> None
         try:
             blob.upload_from_filename(str(source), checksum="crc32c", if_generation_match=generation, **_attempts())
         except exceptions.PreconditionFailed:
-            # A retry of an attempt whose answer was lost fails here: the object is stored already. So does a repeated
-            # step of a pipeline.
+            # The object may already be stored: by an attempt whose answer was lost, or by an earlier run of the same
+            # pipeline step.
             stored = client.bucket(bucket).get_blob(name, **_attempts())
             if stored is None or stored.md5_hash != _md5(source):
-                raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
+                raise FileExistsError(f"{path}: was written by another process in the meantime.") from None
 
 
 def check_writable(path: AnyPath) -> None:
-    """Begins an upload, which needs the same permission as a whole one, and does not finish it."""
+    """Begins an upload, which needs the same permission as a complete one, and does not finish it."""
     bucket, name = bucket_and_name(path)
     with _in_words(path) as client:
         client.bucket(bucket).blob(name).create_resumable_upload_session(**_attempts())
 
 
 def download(file: CloudFile, target: pathlib.Path) -> None:
-    """Writes one generation of an object to a local path; compare its checksum with `is_intact`.
+    """Writes one generation of an object to a local path; `is_intact` verifies its checksum.
 
     Raises:
       StorageError: If the object has been replaced since.
@@ -158,7 +157,7 @@ def download(file: CloudFile, target: pathlib.Path) -> None:
 
 
 def is_intact(path: pathlib.Path, file: CloudFile) -> bool:
-    """Returns whether a local file holds what was stored."""
+    """Returns whether a local file has the object's content."""
     import google_crc32c
 
     if not path.is_file() or path.stat().st_size != file.size:
@@ -171,19 +170,19 @@ def is_intact(path: pathlib.Path, file: CloudFile) -> bool:
 
 
 def remove_file(path: AnyPath, *, expected: str | None = None) -> None:
-    """Removes an object, if it is there.
+    """Removes an object if it exists.
 
     Args:
       path: The object.
       expected: Generation that it must have, empty for none; None for any.
 
     Raises:
-      FileExistsError: If it has another.
+      FileExistsError: If it has another generation.
     """
     bucket, name = bucket_and_name(path)
     if expected == "":
         if version(path):
-            raise FileExistsError(f"{path}: was written by somebody else in the meantime.")
+            raise FileExistsError(f"{path}: was written by another process in the meantime.")
         return
     generation = None if expected is None else int(expected)
     with _in_words(path) as client:
@@ -194,9 +193,9 @@ def remove_file(path: AnyPath, *, expected: str | None = None) -> None:
         except exceptions.NotFound:
             pass
         except exceptions.PreconditionFailed:
-            # A retry of an attempt whose answer was lost fails here: the object is removed already.
+            # The object may already be removed: by an attempt whose answer was lost.
             if client.bucket(bucket).get_blob(name, **_attempts()) is not None:
-                raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
+                raise FileExistsError(f"{path}: was written by another process in the meantime.") from None
 
 
 def remove_folder(path: AnyPath) -> None:
@@ -218,7 +217,7 @@ class _ObjectReader(io.RawIOBase):
 
         self._file = file
         self._position = 0
-        # Of the bytes up to `_hashed`, as long as they have been read in order.
+        # Checksum of the first `_hashed` bytes, as long as they are read in order.
         self._checksum, self._hashed = google_crc32c.Checksum(), 0
 
     def readable(self) -> bool:
@@ -256,7 +255,7 @@ class _ObjectReader(io.RawIOBase):
 
 
 def _find(path: AnyPath) -> "Blob | None":
-    """Returns the object, with its metadata, or None if there is none in the bucket."""
+    """Returns the object with its metadata, or None if the bucket has no such object."""
     bucket, name = bucket_and_name(path)
     if not name:
         return None
@@ -265,7 +264,7 @@ def _find(path: AnyPath) -> "Blob | None":
 
         blob = client.bucket(bucket).get_blob(name, **_attempts())
         if blob is None:
-            # A bucket that does not exist, or is misspelled, gets the same answer; only listings tell.
+            # A missing or misspelled bucket gives the same answer here; only a listing tells the difference.
             with contextlib.suppress(exceptions.Forbidden):
                 any(client.list_blobs(bucket, prefix=name, max_results=1, **_attempts()))
         return blob
@@ -283,7 +282,7 @@ def _blob_of(file: CloudFile, client: "Client") -> "Blob":
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Returns whether a name matches a glob as a file's would: part by part, no leading dot by a wildcard."""
+    """Returns whether a name matches a glob as a file's would: part by part, and wildcards match no leading dot."""
     parts, found = pattern.split("/"), name.split("/")
     return len(parts) == len(found) and all(
         fnmatch.fnmatchcase(name, part) and not (name.startswith(".") and _WILDCARD.match(part))
@@ -306,9 +305,9 @@ def _attempts() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _in_words(path: AnyPath, *, generation: int | None = None) -> "Iterator[Client]":
-    """Gives the client; the errors of its requests become those of files.
+    """Gives the client; turns errors of its requests into file errors.
 
-    NotFound means the bucket, or the one generation that is read.
+    NotFound means that the bucket is missing, or the generation that is read.
     """
     client = _client(path)
     from google.api_core import exceptions
@@ -337,7 +336,7 @@ def _in_words(path: AnyPath, *, generation: int | None = None) -> "Iterator[Clie
 
 
 def _corruption_error() -> type[Exception]:
-    """Returns the exception of uploads that arrived with another checksum; it moved in version 3."""
+    """Returns the exception for uploads that arrived with another checksum; version 3 moved it."""
     try:
         from google.cloud.storage.exceptions import DataCorruption
     except ImportError:
@@ -363,7 +362,7 @@ def _client(path: AnyPath) -> "Client":
 
 @functools.lru_cache(maxsize=4)
 def _client_of_process(process: int, emulator: str | None) -> "Client":
-    """Returns the client of this process; connections do not survive a fork, nor another emulator."""
+    """Returns this process's client; its connections survive neither a fork nor a change of the emulator."""
     from google.cloud import storage
 
     # Objects in buckets need no project.
@@ -371,7 +370,7 @@ def _client_of_process(process: int, emulator: str | None) -> "Client":
 
 
 def _message(error: Exception) -> str:
-    """Returns the service's message of an error, or its own text, in one line."""
+    """Returns the service's message of an error, or else the error's own text, on one line."""
     try:
         text = error.response.json()["error"]["message"]  # type: ignore[attr-defined]
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -390,7 +389,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def cached_folder(root: str, files: Sequence[CloudFile]) -> pathlib.Path:
-    """Returns a local folder with copies of objects, downloading what is not there yet.
+    """Returns a local folder with copies of objects, after downloading those that are missing.
 
     Args:
       root: The `gs://` folder that becomes the local one.
@@ -407,7 +406,7 @@ def cached_folder(root: str, files: Sequence[CloudFile]) -> pathlib.Path:
     with _locked_folder(cache / f"{key}.lock"):
         if all(is_intact(folder / name, file) for name, file in zip(names, files, strict=True)):
             return folder
-        # Of processes that were killed.
+        # Leftovers of killed processes.
         for leftover in (folder, *cache.glob(f".{key}.*.partial")):
             shutil.rmtree(leftover, ignore_errors=True)
         partial = cache / f".{key}.{os.urandom(6).hex()}.partial"
@@ -420,7 +419,7 @@ def cached_folder(root: str, files: Sequence[CloudFile]) -> pathlib.Path:
 
 
 def _cache_directory() -> pathlib.Path:
-    """Returns where copies are kept; readable by this user alone, as the objects may be."""
+    """Returns the folder of all copies; only this user can read it, since the objects may be private."""
     directory = cache_folder()
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -440,7 +439,7 @@ def _relative(root: str, file: CloudFile) -> str:
 
 
 def _download(folder: pathlib.Path, names: Sequence[str], *, files: Sequence[CloudFile]) -> None:
-    # Here, since it takes long to import, and readers of manifests need none.
+    # Imported here because it is slow to import and manifest readers do not need it.
     import concurrent.futures
 
     for name in names:
@@ -460,7 +459,7 @@ def _download(folder: pathlib.Path, names: Sequence[str], *, files: Sequence[Clo
 
 @contextlib.contextmanager
 def _locked_folder(path: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes waiting that fetch the same; the system lets go of it if the process dies."""
+    """Makes other processes that download the same objects wait; the system releases the lock if the process dies."""
     import fcntl
 
     with open(path, "w", encoding="utf-8") as file:

@@ -33,7 +33,7 @@ def list_files(pattern: str) -> tuple[str, ...]:
 
 
 def obstacle(path: AnyPath) -> str | None:
-    """Returns what a path names if it is no file, as the rest of a sentence; None if it names nothing."""
+    """Returns what a path is if it is not a file, as the rest of a sentence; None if it does not exist."""
     name = os.fspath(path)
     try:
         mode = os.stat(name).st_mode
@@ -41,7 +41,7 @@ def obstacle(path: AnyPath) -> str | None:
         if error.errno == errno.ELOOP:
             return "is a link that leads back to itself. Name the file that it should lead to."
         if os.path.islink(name):
-            return f"is a link to {os.readlink(name)}, which is not there. Mend the link, or name the file itself."
+            return f"is a link to {os.readlink(name)}, which is not there. Fix the link, or name the file itself."
         if error.errno == errno.ENAMETOOLONG:
             return "is longer than names of files may be."
         if isinstance(error, PermissionError):
@@ -55,14 +55,14 @@ def obstacle(path: AnyPath) -> str | None:
 
 
 def open_input(path: AnyPath) -> BinaryIO:
-    """Returns a file opened for reading bytes; refuses what is neither a file nor a folder before it is opened."""
+    """Returns a file opened for reading bytes; refuses anything but a file or a folder before opening it."""
     if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
         raise StorageError(f"{os.fspath(path)}: {obstacle(path)}")
     return io.BufferedReader(_NamedFile(os.fspath(path)))
 
 
 class _NamedFile(io.FileIO):
-    """A file whose errors name it: those of the system say only what happened."""
+    """A file that adds its name to the system's errors, which only say what happened."""
 
     def readinto(self, buffer: Any, /) -> int | None:
         with self._naming():
@@ -97,9 +97,9 @@ def version(path: AnyPath) -> str:
 
 
 def check_writable(path: AnyPath) -> None:
-    """Raises OSError if a file could not be written: not in its folder, or the nearest above it, or over what is there.
+    """Raises OSError unless a file can be written into its folder, or the nearest one above, if need be over it.
 
-    Only a file may exist at the path: a device, a pipe or a link to one would be replaced by a file.
+    Only a file may exist at the path: writing would replace a device, a pipe or a link to one by a file.
     """
     if os.path.lexists(path) and not os.path.isfile(path):
         raise FileExistsError(f"{path}: exists and is not a file that can be overwritten. Choose another name.")
@@ -119,8 +119,8 @@ def replacing(path: AnyPath, *, expected: str | None) -> Iterator[pathlib.Path]:
       expected: The version that the file must have then; None for any.
     """
     target = pathlib.Path(path)
-    # In the folder, since a rename is atomic only within one file system. Not tempfile: its files are readable by their
-    # owner alone, and serving often runs as another user.
+    # In the same folder, since a rename is atomic only within one file system. Not tempfile: only the owner can read
+    # its files, and serving often runs as another user.
     temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")
     try:
         yield temporary
@@ -135,7 +135,7 @@ def replacing(path: AnyPath, *, expected: str | None) -> Iterator[pathlib.Path]:
 
 
 def remove_unfinished(path: AnyPath) -> None:
-    """Removes what processes that were killed have left of a file that they were writing by `replacing`."""
+    """Removes unfinished files that killed processes have left while writing a file by `replacing`."""
     target = pathlib.Path(path)
     unfinished = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.tmp")
     for found in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
@@ -144,7 +144,7 @@ def remove_unfinished(path: AnyPath) -> None:
 
 
 def remove_file(path: AnyPath, *, expected: str | None) -> None:
-    """Removes a file, if it is there; `expected` is the version that it must have then, None for any."""
+    """Removes a file if it exists; `expected` is the version that it must have then, None for any."""
     target = pathlib.Path(path)
     if expected is None:
         target.unlink(missing_ok=True)
@@ -152,15 +152,15 @@ def remove_file(path: AnyPath, *, expected: str | None) -> None:
         with _locked(target.parent):
             found = version(target)
             if found and found != expected:
-                raise FileExistsError(f"{target}: was written by somebody else in the meantime.")
+                raise FileExistsError(f"{target}: was written by another process in the meantime.")
             target.unlink(missing_ok=True)
 
 
 def remove_folder(path: AnyPath, *, inside: AnyPath) -> None:
-    """Removes a folder below `inside` with all that is in it, if it is there; of links in it, the links alone."""
+    """Removes a folder below `inside` with its content if it exists; links in it are removed, not followed."""
     refuse_links(path, inside=inside)
     if os.path.isdir(path):
-        # Looks for itself, at every step, that it follows no link.
+        # rmtree checks at every step that it follows no link.
         shutil.rmtree(path)
 
 
@@ -186,18 +186,18 @@ def _publish(temporary: pathlib.Path, target: pathlib.Path, *, expected: str) ->
             if found:
                 os.replace(temporary, target)
             else:
-                # Holds against writers that know nothing of the lock, too.
+                # A hard link is safe also against writers that do not use the lock.
                 os.link(temporary, target)
         except FileExistsError:
-            # A step that runs again after it succeeded finds its own file.
+            # A repeated step finds its own file.
             if not target.is_file() or not filecmp.cmp(temporary, target, shallow=False):
-                raise FileExistsError(f"{target}: was written by somebody else in the meantime.") from None
+                raise FileExistsError(f"{target}: was written by another process in the meantime.") from None
 
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Keeps others who publish in the folder waiting; the system lets go of it if the process dies."""
-    # Here, since Windows has none, and reads manifests without it.
+    """Makes other writers to the folder wait; the system releases the lock if the process dies."""
+    # Imported here: Windows has no fcntl, and reads manifests without it.
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
@@ -208,23 +208,23 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# Longer than any line that is written.
+# Longer than any line.
 _TAIL = 2**16
 
 
 def append_line(path: str | os.PathLike[str], line: str) -> None:
     """Adds a line to a local file, and creates the file if needed.
 
-    Readers find complete lines only. A partial line of a process that was killed is removed.
+    Readers find complete lines only. A partial line of a killed process is removed.
 
     Args:
       path: The file.
-      line: Without a line break.
+      line: The line, without a line break.
 
     Raises:
-      OSError: If the line cannot be written; the file is then as it was.
+      OSError: If the line cannot be written; the file is then unchanged.
     """
-    # Here, since Windows has none.
+    # Imported here: Windows has no fcntl.
     import fcntl
 
     assert "\n" not in line
@@ -259,9 +259,9 @@ def _without_torn_line(descriptor: int) -> int:
 
 @contextlib.contextmanager
 def staged(path: str) -> Iterator[str]:
-    """Gives an empty directory to write to, whose entries replace those of `path` once the block has succeeded.
+    """Gives an empty directory to write to; its entries replace those of `path` once the block has succeeded.
 
-    Until then `path` stays as it was, also if the block raises.
+    Until then `path` is unchanged, also if the block raises.
 
     Args:
       path: The directory to fill; need not exist.
@@ -282,7 +282,7 @@ def staged(path: str) -> Iterator[str]:
         for entry in staging.iterdir():
             target = output / entry.name
             if target.is_symlink():
-                # The link, not what lies behind it.
+                # Removes the link, not its target.
                 target.unlink()
             elif target.is_dir():
                 shutil.rmtree(target)

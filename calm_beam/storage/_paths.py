@@ -1,4 +1,4 @@
-"""Paths as text, local or `gs://bucket/name`; and errors of a store or a disk that Python has no class for."""
+"""Paths as text, local or `gs://bucket/name`, and an exception for store and disk errors without a built-in class."""
 
 import os
 import posixpath
@@ -8,27 +8,27 @@ from calm_beam.errors import CalmBeamError
 
 
 class StorageError(CalmBeamError, OSError):
-    """An object store cannot be used (no client, no credentials, an address it does not have, no answer), or a disk.
+    """An object store (no client, no credentials, a wrong address, no answer) or a disk that cannot be used.
 
-    Objects that are missing, there already, or not permitted are `FileNotFoundError`, `FileExistsError` and
-    `PermissionError`, as on a disk.
+    Missing, existing or forbidden objects raise `FileNotFoundError`, `FileExistsError` and `PermissionError`, as on a
+    disk.
     """
 
 
 _CLOUD_PREFIXES = ("gs:/", "s3:/", "hdfs:/")
-# pathlib takes one of two slashes.
+# pathlib drops one of two slashes.
 _GOOGLE = re.compile(r"gs:/{1,2}([^/]+)(?:/(.*))?", re.DOTALL)
 
 AnyPath = str | os.PathLike[str]
 
 
 def is_cloud_path(path: AnyPath) -> bool:
-    """Returns whether a path names an object store rather than a local file (also after pathlib took one slash)."""
+    """Returns whether a path names an object store, also after pathlib dropped a slash, and not a local file."""
     return os.fspath(path).startswith(_CLOUD_PREFIXES)
 
 
 def bucket_and_name(path: AnyPath) -> tuple[str, str]:
-    """Returns bucket and name of an object, or of a folder without its last slash; the name of a bucket is empty.
+    """Returns bucket and name of an object, or of a folder without its last slash; a bucket's own name is empty.
 
     Raises:
       StorageError: If the path is on another object store than Google's, or names no bucket.
@@ -43,7 +43,7 @@ def bucket_and_name(path: AnyPath) -> tuple[str, str]:
 
 
 def joined(base: AnyPath, *parts: str) -> str:
-    """Returns the path of something in a folder.
+    """Returns the path of an entry of a folder.
 
     >>> joined("gs://bucket/run/", "generations", "a.parquet")
     'gs://bucket/run/generations/a.parquet'
@@ -55,7 +55,7 @@ def joined(base: AnyPath, *parts: str) -> str:
 
 
 def parent(path: AnyPath) -> str:
-    """Returns the folder that something is in; of a bucket, the bucket.
+    """Returns the folder that contains a path; for a bucket, the bucket.
 
     >>> parent("gs://bucket/run/manifest.json"), parent("gs://bucket/run")
     ('gs://bucket/run', 'gs://bucket')
@@ -67,13 +67,13 @@ def parent(path: AnyPath) -> str:
 
 
 def base_name(path: AnyPath) -> str:
-    """Returns what a file or folder is called in its folder; of a bucket, nothing."""
+    """Returns the last part of a path; empty for a bucket."""
     name = bucket_and_name(path)[1] if is_cloud_path(path) else os.fspath(path).rstrip("/")
     return posixpath.basename(name)
 
 
 def absolute(path: AnyPath) -> str:
-    """Returns the path as other processes have to name it: a local one from the root, with links resolved."""
+    """Returns the path for use by other processes: a local one is made absolute, with links resolved."""
     if is_cloud_path(path):
         bucket, name = bucket_and_name(path)
         return joined(f"gs://{bucket}", *([name] if name else []))

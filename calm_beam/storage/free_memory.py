@@ -1,4 +1,4 @@
-"""Free memory of this machine, within its control groups and the user's limits, and what this process has used."""
+"""Free memory of this machine within its control groups and the user's limits, and peak memory of this process."""
 
 import contextlib
 import os
@@ -14,12 +14,12 @@ _OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
 
 
 def available_bytes() -> int:
-    """Returns how much memory this process may still take on this machine, within the limits of its control groups."""
+    """Returns the bytes that this process may still allocate on this machine, within the limits of control groups."""
     return max(0, min([_system_bytes(), *_group_bytes(), *_address_bytes()]))
 
 
 def has_accelerators() -> bool:
-    """Returns whether this machine has GPUs or TPUs, as far as its device files show, that JAX is not kept from.
+    """Returns whether this machine has GPUs or TPUs that JAX may use, judging by its device files.
 
     JAX itself is not asked: a process that starts workers must not initialise it.
     """
@@ -29,7 +29,7 @@ def has_accelerators() -> bool:
 
 
 def peak_bytes() -> int:
-    """Returns the most memory that this process has held so far; 0 where the system does not tell."""
+    """Returns this process's peak memory so far in bytes; 0 if the system does not report it."""
     try:
         import resource
     except ImportError:
@@ -48,7 +48,7 @@ def _system_bytes() -> int:
 
 
 def _address_bytes() -> Iterator[int]:
-    """Yields what a limit on the address space leaves (ulimit -v)."""
+    """Yields the bytes left below a limit on the address space (ulimit -v)."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -59,7 +59,7 @@ def _address_bytes() -> Iterator[int]:
 
 
 def _group_bytes() -> Iterator[int]:
-    """Yields what the control groups of this process leave, those above them included."""
+    """Yields the bytes left in the control groups of this process, those above them included."""
     try:
         lines = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -83,7 +83,7 @@ def _group_bytes() -> Iterator[int]:
 
 
 def _left_in_group(folder: pathlib.Path, limit: str, usage: str, cached: str) -> int:
-    """Returns what a group leaves; raises ValueError if it has no limit."""
+    """Returns the bytes left in a group; raises ValueError if it has no limit."""
     most = int((folder / limit).read_text(encoding="ascii"))
     used = int((folder / usage).read_text(encoding="ascii"))
     # Cached pages are freed when memory is needed.

@@ -1,4 +1,4 @@
-"""Types of the values in a manifest: each checks a value, and describes the same condition as JSON Schema."""
+"""Types of the values in a manifest: each checks a value, and gives the same condition as JSON Schema."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _LARGEST_COUNT = 2**31 - 1
 
 
 def shown(value: object) -> str:
-    """Returns the value as a reader of the JSON would see it, cut when it is long."""
+    """Returns the value as the JSON shows it; a long one is cut."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
@@ -27,7 +27,7 @@ def shown(value: object) -> str:
 
 
 def in_words(value: object) -> str:
-    """Returns a value as `shown` does, or by its own method `in_words`; a list of such values joined by semicolons."""
+    """Returns a value by its own method `in_words` or else as `shown` does; a list of such values with semicolons."""
     if isinstance(value, tuple) and value and all(hasattr(item, "in_words") for item in value):
         return "; ".join(map(in_words, value))
     return str(value.in_words()) if hasattr(value, "in_words") else shown(value)
@@ -37,21 +37,21 @@ class Check(Protocol):
     """A condition on a value, used in an `Annotated` type."""
 
     def __call__(self, key: str, value: object, /) -> None:
-        """Raises ManifestError, which names the key, the value and what was expected, if it is something else."""
+        """Raises a ManifestError with the key, the value and the expectation if the value does not fit."""
 
     def schema(self) -> dict[str, Any]:
-        """Returns the same as JSON Schema."""
+        """Returns the condition as JSON Schema."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number of at least `low` and at most `high`, or any finite one from there on where that is None.
+    """A finite number of at least `low` and at most `high`.
 
     Attributes:
-      low: The least, if it is allowed.
-      high: The greatest, if it is allowed.
-      above: Whether it must be above the least.
-      below: Whether it must be below the greatest.
+      low: Lower bound.
+      high: Upper bound; None for none.
+      above: Whether the lower bound itself is excluded.
+      below: Whether the upper bound itself is excluded.
     """
 
     low: float
@@ -60,7 +60,7 @@ class Number:
     below: bool = False
 
     def __call__(self, key: str, value: object, /) -> None:
-        """Refuses what is no such number."""
+        """Refuses any other value."""
         top = sys.float_info.max if self.high is None else self.high
         # NaN fails every comparison, so it needs no case of its own.
         fits = isinstance(value, int | float) and self.low <= value <= top
@@ -70,7 +70,7 @@ class Number:
             raise ManifestError(f"{key} must be a {bounds}, got {shown(value)}")
 
     def schema(self) -> dict[str, Any]:
-        """Returns a number with its bounds; none that JSON's numbers have anyway."""
+        """Returns a number with its bounds, without those that all JSON numbers have."""
         bounds: dict[str, Any] = {"type": "number"}
         if self.low != -sys.float_info.max:
             bounds["exclusiveMinimum" if self.above else "minimum"] = self.low
@@ -81,12 +81,12 @@ class Number:
 
 @dataclass(frozen=True)
 class AtLeast:
-    """An integer of at least `low`, and of no more than sums of losses can have terms."""
+    """An integer of at least `low`, and at most the largest number of terms in a sum of losses."""
 
     low: int
 
     def __call__(self, key: str, value: object, /) -> None:
-        """Refuses what is no such integer."""
+        """Refuses any other value."""
         if not (isinstance(value, int) and not isinstance(value, bool) and value >= self.low):
             raise ManifestError(f"{key} must be an integer of at least {self.low}, got {shown(value)}")
         if value > _LARGEST_COUNT:
@@ -102,7 +102,7 @@ class Truth:
     """True or false."""
 
     def __call__(self, key: str, value: object, /) -> None:
-        """Refuses what is neither."""
+        """Refuses any other value."""
         if not isinstance(value, bool):
             raise ManifestError(f"{key} must be true or false, got {shown(value)}")
 
@@ -113,13 +113,13 @@ class Truth:
 
 @dataclass(frozen=True)
 class String:
-    """A string that UTF-8 can hold, of at least one character unless none is allowed, and of a form if it has one."""
+    """A UTF-8 string, not empty unless `empty_allowed`, that matches `form` if there is one."""
 
     empty_allowed: bool = False
     form: str | None = None
 
     def __call__(self, key: str, value: object, /) -> None:
-        """Refuses what is no such string."""
+        """Refuses any other value."""
         if not isinstance(value, str) or not (value or self.empty_allowed):
             raise ManifestError(
                 f"{key} must be a {'' if self.empty_allowed else 'non-empty '}string, got {shown(value)}"
@@ -127,13 +127,13 @@ class String:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            # File names that are not UTF-8 reach Python in this form.
+            # Python represents file names that are not UTF-8 in this form.
             raise ManifestError(f"{key} must be text that UTF-8 can hold, got {value!a}") from None
         if self.form is not None and not re.fullmatch(self.form, value):
             raise ManifestError(f"{key} must be of the form {self.form}, got {shown(value)}")
 
     def schema(self) -> dict[str, Any]:
-        """Returns a string with its least length, or its form."""
+        """Returns a string with its minimum length, or its form."""
         if self.form is not None:
             return {"type": "string", "pattern": f"^{self.form}$"}
         return {"type": "string"} if self.empty_allowed else {"type": "string", "minLength": 1}
@@ -162,7 +162,7 @@ class UtcMoment:
     _FORM = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z"
 
     def __call__(self, key: str, value: object, /) -> None:
-        """Refuses what is no such time."""
+        """Refuses any other value."""
         if isinstance(value, str) and re.fullmatch(self._FORM, value):
             try:
                 datetime.fromisoformat(value)
@@ -179,13 +179,13 @@ class UtcMoment:
 
 @dataclass(frozen=True)
 class Items:
-    """A list of at least `low` and at most `high` items, each of them once where they are `unique`.
+    """A list of at least `low` and at most `high` items.
 
     Attributes:
-      low: The fewest.
+      low: Minimum length.
       must: The rest of the error message after "must" for a list that does not fit.
-      high: The most; None for any number.
-      unique: Whether no two may be equal.
+      high: Maximum length; None for none.
+      unique: Whether all items must differ.
     """
 
     low: int
@@ -194,22 +194,22 @@ class Items:
     unique: bool = False
 
     def __call__(self, key: str, value: Sequence[Any], /) -> None:
-        """Refuses a list that is not so."""
+        """Refuses any other list."""
         fits = self.low <= len(value) and (self.high is None or len(value) <= self.high)
         if not fits or (self.unique and len(set(value)) != len(value)):
             raise ManifestError(f"{key} must {self.must}, got {in_words(value)}")
 
     def schema(self) -> dict[str, Any]:
-        """Returns how many items there may be, and whether they must differ."""
+        """Returns the bounds on the length, and whether items must differ."""
         high = {} if self.high is None else {"maxItems": self.high}
         return {"minItems": self.low, **high, **({"uniqueItems": True} if self.unique else {})}
 
 
 Text = Annotated[str, String()]
-"""At least one character, and such as UTF-8 can hold."""
+"""A UTF-8 string of at least one character."""
 
 AnyText = Annotated[str, String(empty_allowed=True)]
-"""Such as UTF-8 can hold."""
+"""A UTF-8 string."""
 
 UtcTime = Annotated[str, UtcMoment()]
 """Date and time in ISO 8601, in UTC, ending in Z."""

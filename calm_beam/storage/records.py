@@ -1,8 +1,8 @@
-"""How the parts of a manifest go to plain JSON values and come back.
+"""Conversion of a manifest's parts to plain JSON values and back.
 
-The type of a field says how its value is read, written, checked, and described to others (`schema`): a record;
-`tuple[X, ...]`, which is a list in JSON; `Mapping[X, Y]`, an object; `X | None`; and one of the types of
-`record_values`, which say what a number or a text must be.
+The type of a field decides how its value is read, written, checked, and described (`schema`): a record;
+`tuple[X, ...]`, which is a list in JSON; `Mapping[X, Y]`, an object; `X | None`; and the types of `record_values`,
+which restrict numbers and texts.
 """
 
 import functools
@@ -19,11 +19,11 @@ from .record_values import Check, Truth, shown
 
 
 class Record:
-    """A frozen dataclass that goes to plain JSON values and comes back, naming the key path of what it refuses."""
+    """A frozen dataclass that converts to plain JSON values and back, and names the key path of a refused value."""
 
-    # Keys that come first, in the order of the file, where that is not the order of the fields.
+    # The file's first keys, if their order differs from that of the fields.
     _FIRST: ClassVar[tuple[str, ...]] = ()
-    # Further JSON Schema, about values that depend on each other; the record checks these when it is made.
+    # Further JSON Schema for values that depend on each other; the record checks these when it is constructed.
     SCHEMA_RULES: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})
 
     @classmethod
@@ -34,23 +34,23 @@ class Record:
 
     @classmethod
     def optional_keys(cls) -> frozenset[str]:
-        """Returns the keys that are left out where there is nothing, as by earlier writers: None is their default."""
+        """Returns the keys that are omitted when they are None, their default, as earlier writers did."""
         return _optional(cls)  # type: ignore[arg-type]
 
     @classmethod
     def from_dict(cls, value: object, *, at: str = "") -> Self:
-        """Returns the record that plain JSON values describe.
+        """Returns the record with some plain JSON values.
 
         Args:
           value: A dict with exactly the record's keys.
           at: The key path of the dict in the manifest, such as "calibrations[0]"; error messages start with it.
 
         Returns:
-          The record, which equals the one whose `to_dict` gave the value.
+          The record, equal to the one whose `to_dict` returned the value.
 
         Raises:
-          ManifestError: If a key is unknown or missing, or a value is of the wrong type, out of range or at odds
-            with another value.
+          ManifestError: If a key is unknown or missing, or a value is of the wrong type, out of range or
+            inconsistent with another value.
         """
         given = checked_keys(value, cls.file_keys(), optional=cls.optional_keys(), at=at or cls.__name__)
         kinds = kinds_of(cls)
@@ -62,7 +62,7 @@ class Record:
             raise ManifestError(_join(at, str(error))) from None
 
     def __post_init__(self) -> None:
-        """Checks every field alone, by its type; records whose fields must agree extend it."""
+        """Checks every field by its type; records with conditions across fields extend it."""
         for key, kind in kinds_of(type(self)).items():
             kind.check(key, getattr(self, key))
 
@@ -75,11 +75,11 @@ class Record:
 
 
 class DigestedRecord(Record):
-    """A record that goes to JSON with the digest of its content, and is compared with that when it comes back."""
+    """A record that is written with the digest of its content, which is verified when it is read."""
 
     @classmethod
     def from_dict(cls, value: object, *, at: str = "") -> Self:
-        """Returns the record that plain JSON values describe, "digest" included, having checked that."""
+        """Returns the record with some plain JSON values, after verifying "digest"."""
         given = checked_keys(value, [*cls.file_keys(), "digest"], optional=cls.optional_keys(), at=at or cls.__name__)
         digest = given.pop("digest")
         record = super().from_dict(given, at=at)
@@ -93,12 +93,12 @@ class DigestedRecord(Record):
 
     @property
     def digest(self) -> str:
-        """The digest of the record, computed as the manifest's own: `"sha256:"` and 64 hexadecimal digits."""
+        """The digest of the record, computed like the manifest's own: `"sha256:"` and 64 hexadecimal digits."""
         return content_digest(super().to_dict())
 
 
 def checked_keys(value: object, keys: list[str], *, optional: Collection[str] = (), at: str) -> dict[str, object]:
-    """Returns the dict's items in the order of `keys`, refusing any other set of keys.
+    """Returns the dict's items in the order of `keys`; refuses any other set of keys.
 
     Keys in `optional` may be missing, but not null: absent values are not written.
     """
@@ -116,26 +116,26 @@ def checked_keys(value: object, keys: list[str], *, optional: Collection[str] = 
 
 
 class Kind:
-    """How values of a type are read from JSON, written, checked and described; here, as they are and not at all."""
+    """How values of a type are read from JSON, written, checked and described; by default unchanged and unchecked."""
 
     @property
     def record(self) -> type[Record] | None:
-        """The record that values are, or are made of; None for numbers, texts and the like."""
+        """The type of record that values are or contain; None for numbers, texts and the like."""
         return None
 
     def read(self, value: object, at: str, /) -> object:
-        """Returns the value that a JSON value stands for, given where it stands."""
+        """Returns the value for a JSON value; `at` is its key path."""
         return value
 
     def write(self, value: Any, /) -> object:
-        """Returns the JSON value that stands for a value."""
+        """Returns the JSON value for a value."""
         return value
 
     def check(self, key: str, value: Any, /) -> None:
         """Refuses a value that is not of the type."""
 
     def schema(self) -> dict[str, Any]:
-        """Returns what JSON Schema says of it; of a record, its name among the definitions."""
+        """Returns the JSON Schema of values; for a record, a reference to its definition."""
         return {}
 
 
@@ -144,7 +144,7 @@ ALONE_IF_ONE = object()
 
 
 def kinds_of(cls: type[Record]) -> dict[str, Kind]:
-    """Returns of which kind each field of a record is."""
+    """Returns the kind of each field of a record."""
     return _kinds(cls)  # type: ignore[arg-type]
 
 
@@ -160,7 +160,7 @@ def _kinds(cls: type[Any]) -> dict[str, Kind]:
 
 
 def _type_arguments(cls: type) -> dict[Any, Any]:
-    """Returns the types of the type variables of the generic records that a record extends."""
+    """Returns the values of the type variables of the generic records that a record extends."""
     found: dict[Any, Any] = {}
     for base in cls.__mro__:
         for made in getattr(base, "__orig_bases__", ()):
@@ -171,7 +171,7 @@ def _type_arguments(cls: type) -> dict[Any, Any]:
 
 
 def _kind(hint: Any, given: Mapping[Any, Any]) -> Kind:
-    """Returns the kind of a type, given the types of type variables."""
+    """Returns the kind of a type; `given` has the values of type variables."""
     hint = given.get(hint, hint) if isinstance(hint, TypeVar) else hint
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -200,7 +200,7 @@ class _Wrapped(Kind):
 
     @property
     def record(self) -> type[Record] | None:
-        """That of the other kind."""
+        """The other kind's type of record."""
         return self.kind.record
 
     def read(self, value: object, at: str, /) -> object:
@@ -218,7 +218,7 @@ class _Wrapped(Kind):
 
 @dataclass(frozen=True)
 class _Checked(_Wrapped):
-    """Values of a kind that have to pass further checks."""
+    """Values of a kind that must pass further checks."""
 
     checks: Sequence[Check]
 
@@ -239,20 +239,20 @@ class OrNone(_Wrapped):
     """Values of a kind, or None."""
 
     def read(self, value: object, at: str, /) -> object:
-        """Returns None of null, and of anything else what the kind does."""
+        """Returns None for null, and otherwise the kind's value."""
         return None if value is None else self.kind.read(value, at)
 
     def write(self, value: Any, /) -> object:
-        """Returns null of None, and of anything else what the kind does."""
+        """Returns null for None, and otherwise the kind's JSON value."""
         return None if value is None else self.kind.write(value)
 
     def check(self, key: str, value: Any, /) -> None:
-        """Refuses what the kind refuses, but for None."""
+        """Refuses values that the kind refuses, except None."""
         if value is not None:
             self.kind.check(key, value)
 
     def schema(self) -> dict[str, Any]:
-        """Returns what the kind says, or null."""
+        """Returns the kind's schema, or null."""
         return {"anyOf": [self.kind.schema(), {"type": "null"}]}
 
 
@@ -280,7 +280,7 @@ class _ListOf(_Wrapped):
 
 @dataclass(frozen=True)
 class _AloneOrListed(_Wrapped):
-    """Tuples of a kind; JSON has a single item without a list, as early writers wrote it."""
+    """Tuples of a kind; a single item is written to JSON without a list, as early writers did."""
 
     kind: _ListOf
 
@@ -323,13 +323,13 @@ class _ObjectOf(Kind):
 
 @dataclass(frozen=True)
 class _RecordOf(Kind):
-    """Records, which have checked themselves when they were made."""
+    """Records, which check themselves when they are constructed."""
 
     of: type[Record]
 
     @property
     def record(self) -> type[Record]:
-        """Theirs."""
+        """The type of these records."""
         return self.of
 
     def read(self, value: object, at: str, /) -> object:
@@ -347,7 +347,7 @@ class _RecordOf(Kind):
 
 
 def definition_name(record: type[Record]) -> str:
-    """Returns what a record is called among the definitions of a JSON Schema: `path_entry` of `PathEntry`."""
+    """Returns the name of a record's definition in a JSON Schema: `path_entry` for `PathEntry`."""
     name = record.__name__.removesuffix("Record")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 

@@ -1,7 +1,7 @@
-"""JSON as RFC 8259 has it, without the silences of Python's parser, and JSON files with a schema name and a checksum.
+"""Strict JSON (RFC 8259), which refuses what Python's parser silently accepts, and JSON files with schema and checksum.
 
-The digest ties a manifest's content to the moment it was written. It catches accidents and edits by hand. It does not
-stop an attacker, who can recompute the digest. Standard library only: manifests are read by this.
+The digest shows whether a manifest's content was changed after writing. It catches accidents and edits by hand. It does
+not stop an attacker, who can recompute it. Standard library only, since this reads manifests.
 """
 
 import collections
@@ -21,11 +21,11 @@ _LONGEST_SHOWN = 100
 
 
 class StrictJSONError(CalmBeamError, ValueError):
-    """A text that is not JSON, or that two readers could read in two ways; says what is wrong, not in which file."""
+    """A text that is not JSON, or that two readers could read differently; says what is wrong, not in which file."""
 
 
 def loads(text: str | bytes, *, constants_allowed: bool = False) -> Any:
-    """Returns the value that a JSON text holds.
+    """Returns the value of a JSON text.
 
     Args:
       text: The text, or its UTF-8 bytes, which may begin with a byte order mark.
@@ -36,8 +36,8 @@ def loads(text: str | bytes, *, constants_allowed: bool = False) -> Any:
       The value, as `json.loads` returns it.
 
     Raises:
-      StrictJSONError: If the text is not UTF-8 or not JSON, an object names a key twice (at any depth), it is
-        nested deeper than 100 levels, or a number is none that JSON knows or too large. The message is a phrase
+      StrictJSONError: If the text is not UTF-8 or not JSON, an object has a key twice (at any depth), it is
+        nested deeper than 100 levels, or a number is not a JSON number or too large. The message is a phrase
         without a full stop, to be put after the file's name.
 
     >>> loads('{"delta": 0.1, "delta": 0.5}')
@@ -90,7 +90,7 @@ def _finite_float(digits: str) -> float:
 
 
 def _check_depth(value: Any) -> None:
-    """Refuses what is nested too deeply, level by level, so that no stack is needed."""
+    """Refuses values that are nested too deeply; goes level by level, so that it needs no stack."""
     level = [value]
     for _ in range(_MOST_LEVELS + 1):
         level = [
@@ -117,11 +117,11 @@ def content_digest(content: Mapping[str, object]) -> str:
       content: The manifest as plain JSON values. A key "digest", if there is one, is left out.
 
     Returns:
-      The digest as a string of 71 characters, the same however the keys are ordered or the file is indented.
+      The digest as a string of 71 characters, independent of the order of keys and the indentation of the file.
 
     Raises:
-      ValueError: If a number is NaN or infinite, or a string holds half a surrogate pair.
-      TypeError: If a value has no form in JSON.
+      ValueError: If a number is NaN or infinite, or a string has half a surrogate pair.
+      TypeError: If a value cannot be written as JSON.
 
     >>> content_digest({"b": 1, "a": "é", "digest": "anything"})
     'sha256:aa58fba8483623bed37c1b02edfccbdd9a53123837c20bfa4cb4049993a2872e'
@@ -135,12 +135,12 @@ def write_sealed(path: str, content: Mapping[str, Any], *, replaces: str | None 
     """Writes values with their digest, atomically.
 
     Args:
-      path: Where to.
-      content: The values, `schema` among them.
+      path: The file to write.
+      content: The values, including `schema`.
       replaces: The `version` that the file must still have, empty for none; None for any.
 
     Raises:
-      FileExistsError: If it has another.
+      FileExistsError: If it has another version.
       OSError: If it cannot be written.
     """
     text = json.dumps({**content, "digest": content_digest(content)}, indent=1, ensure_ascii=False) + "\n"
@@ -149,17 +149,17 @@ def write_sealed(path: str, content: Mapping[str, Any], *, replaces: str | None 
 
 
 def read_sealed(path: str, *, schema: str, kind: type[CalmBeamError], of: str, again: str) -> dict[str, Any]:
-    """Returns the values of a file, its digest among them.
+    """Returns the values of a file, including its digest.
 
     Args:
       path: The file.
-      schema: The form that it must have.
-      kind: The exception if the file is missing, damaged or of another form.
-      of: The data that the file is about, for messages.
-      again: How to make these again, as an imperative.
+      schema: The schema that it must have.
+      kind: The exception if the file is missing, damaged or of another schema.
+      of: Noun for the data that the file is about, for messages.
+      again: How to make these again, as an imperative, for messages.
 
     Raises:
-      CalmBeamError: Of that kind.
+      CalmBeamError: Of class `kind`, as described there.
     """
     try:
         with open_input(path) as file:
@@ -168,8 +168,8 @@ def read_sealed(path: str, *, schema: str, kind: type[CalmBeamError], of: str, a
             raise kind(f"{path}: is not of the form {schema}, the only one that this calm-beam knows. {again}.")
         is_unchanged = content.get("digest") == content_digest(content)
     except FileNotFoundError as error:
-        raise kind(f"{path}: no such file, so nothing says what the {of} beside it are.") from error
-    # Half a surrogate pair, which JSON can write, cannot be hashed as UTF-8.
+        raise kind(f"{path}: no such file, so nothing identifies the {of} next to it.") from error
+    # JSON can write half a surrogate pair, which cannot be hashed as UTF-8.
     except (StrictJSONError, UnicodeEncodeError) as error:
         raise kind(f"{path}: {error}.") from error
     if not is_unchanged:
@@ -178,12 +178,12 @@ def read_sealed(path: str, *, schema: str, kind: type[CalmBeamError], of: str, a
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, but: Collection[str] = ()) -> tuple[str, ...]:
-    """Returns where nested values differ, each as `NAME is THEIRS there, OURS here`, in order of their names.
+    """Returns how nested values differ, each as `NAME is THEIRS there, OURS here`, in order of their names.
 
     Args:
       ours: The values here.
-      theirs: Those there.
-      but: Names of what is not told.
+      theirs: The values there.
+      but: Names to leave out.
     """
     here, there = _flat(ours), _flat(theirs)
     return tuple(
@@ -194,7 +194,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], *, but: Coll
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested values by names of their own, such as `settings.rule.confidence`."""
+    """Returns nested values as a flat mapping, by names such as `settings.rule.confidence`."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
         flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})

@@ -1,1 +1,1 @@
-"""Training a model whose every decoder layer can predict, with the paper's layer-weighted loss."""
+"""Training of models that can exit at every decoder layer, with the paper's layer-weighted loss."""

@@ -1,6 +1,6 @@
-"""Pairs of a prompt and a target that a model learns from, and padded batches of a few fixed shapes.
+"""Training pairs of a prompt and a target, and padded batches of a few fixed shapes.
 
-Prompts are encoded as decoding sees them.
+Prompts are encoded as in decoding.
 """
 
 import dataclasses
@@ -18,17 +18,17 @@ from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.model.interface import Taught
 
-# A source and a target. As training data: a prompt, and an output without its end. In batches: the tokens of the source
-# (`Architecture.taught_source`), and an output with its end.
+# A source and a target. In training data: a prompt, and an output without its end token. In batches: the source tokens
+# (`Architecture.taught_source`), and an output with its end token.
 Pair = tuple[Sequence[int], Sequence[int]]
 
-# Draws of one seed that are for batches; other draws of that seed have streams of their own.
+# Random stream for batches; other draws with the same seed use other streams.
 _BATCH_STREAM = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchShape:
-    """The shape of a batch, chosen for pairs up to some length.
+    """The shape of a batch for pairs up to some length.
 
     Attributes:
       rows: Pairs in a batch.
@@ -49,21 +49,21 @@ def end_pairs(
     max_target_length: int,
     end_id: int | None = None,
 ) -> list[Pair]:
-    """Returns the pairs as batches hold them: source tokens, and targets truncated and with their end.
+    """Returns the pairs in the form of batches: source tokens, and targets cut to length with their end token.
 
     Args:
-      pairs: Prompts as decoding sees them, eos and all, and targets without their end.
-      config: Of the model that learns.
-      max_input_length: Most ids of a prompt, at least 1; only who makes prompts knows how to cut them.
-      max_target_length: Most ids of a target, its end included, at least 1.
-      end_id: Ends every target; None for the first id that ends the model's outputs.
+      pairs: Prompts encoded as in decoding, with eos, and targets without their end token.
+      config: Config of the model to train.
+      max_input_length: Most ids of a prompt, at least 1; longer ones are refused, since only their maker can cut them.
+      max_target_length: Most ids of a target, its end token included, at least 1.
+      end_id: End token of every target; None for the first of the model's end-of-sequence ids.
 
     Returns:
-      As many pairs of source tokens and a target.
+      One pair of source tokens and target per given pair.
 
     Raises:
-      ValueError: If a prompt is empty or too long; says which. Or if prompts and targets are longer than the model has
-        positions.
+      ValueError: If a prompt is empty or too long; says which. Also if prompts and targets are longer than the model
+        has positions.
 
     >>> from calm_beam.model import T5Config
     >>> t5 = T5Config(vocab_size=9, emb_dim=2, num_heads=1, head_dim=2, mlp_dim=2, num_encoder_layers=1,
@@ -90,11 +90,11 @@ def choose_shapes(pairs: Sequence[Pair], *, batch_tokens: int, num_shapes: int) 
     """Returns the batch shapes, from narrow to wide, that pad the given pairs least.
 
     A pair belongs to the first shape that its longer side fits. All shapes have about `batch_tokens` tokens on the
-    wider side. Few shapes mean few compilations.
+    wider side. Fewer shapes need fewer compilations.
 
     Args:
       pairs: At least one, each side at least one id long.
-      batch_tokens: Tokens of a batch on its wider side, padding included; at least one pair is taken.
+      batch_tokens: Tokens of a batch on its wider side, padding included; a batch has at least one pair.
       num_shapes: Most shapes to use, at least 1.
 
     Returns:
@@ -104,7 +104,7 @@ def choose_shapes(pairs: Sequence[Pair], *, batch_tokens: int, num_shapes: int) 
     longer = lengths.max(axis=1)
     shapes = []
     for width in _least_padding(longer, num_shapes):
-        # Narrower pairs must fit too, since what is left of them fills the last batch of a wider shape.
+        # Includes narrower pairs, since leftovers of their shape fill the last batch of a wider one.
         source, target = (int(side) for side in lengths[longer <= width].max(axis=0))
         shapes.append(BatchShape(rows=max(1, batch_tokens // max(source, target)), source=source, target=target))
     return tuple(shapes)
@@ -115,15 +115,15 @@ def make_batches(
 ) -> Iterator[Taught]:
     """Yields batches that hold every pair exactly once.
 
-    Pairs of a shape that fill no batch move on to the next wider shape, so at most one batch is not full.
+    Pairs that do not fill a batch of their shape move on to the next wider shape, so at most one batch is not full.
 
     Args:
-      pairs: From `end_pairs`; each fits one of the shapes.
-      shapes: From `choose_shapes`, for these pairs among others.
+      pairs: Pairs from `end_pairs`; each fits one of the shapes.
+      shapes: Shapes from `choose_shapes`, for at least these pairs.
       generator: Shuffles pairs and batches; None keeps their order within each shape.
 
     Yields:
-      Batches of the given shapes, which are full but for one at most.
+      Batches of the given shapes; all except at most one are full.
     """
     for shape, indices in _epoch(pairs, shapes, generator=generator):
         yield pad_batch([pairs[index] for index in indices], shape)
@@ -132,15 +132,15 @@ def make_batches(
 def numbered_batches(
     pairs: Sequence[Pair], shapes: Sequence[BatchShape], *, seed: int, after: int = 0
 ) -> Iterator[tuple[int, Taught]]:
-    """Yields the number of each training step, from 1, and its batch, without end: one shuffled epoch after the other.
+    """Yields the number of each training step, from 1, and its batch, endlessly: one shuffled epoch after the other.
 
-    A batch is a function of seed and step alone, so a run can be taken up anywhere.
+    A batch is a function of seed and step only, so a run can resume at any step.
 
     Args:
-      pairs: From `end_pairs`; at least one.
-      shapes: From `choose_shapes`, for these pairs among others.
+      pairs: Pairs from `end_pairs`; at least one.
+      shapes: Shapes from `choose_shapes`, for at least these pairs.
       seed: Decides the order, at least 0.
-      after: Steps that are done; the first batch is that of the next one.
+      after: Number of finished steps; the first batch is that of the next one.
     """
     batches_per_epoch = count_batches(pairs, shapes)
     for epoch in itertools.count(after // batches_per_epoch):
@@ -151,13 +151,13 @@ def numbered_batches(
 
 
 def count_batches(pairs: Sequence[Pair], shapes: Sequence[BatchShape]) -> int:
-    """Returns the number of batches in an epoch, which is the same in all; arguments as in `make_batches`."""
+    """Returns the number of batches in an epoch, the same for all epochs; arguments as in `make_batches`."""
     # Which shape a pair belongs to does not depend on the order.
     return len(_epoch(pairs, shapes, generator=None))
 
 
 def pad_batch(pairs: Sequence[Pair], shape: BatchShape) -> Taught:
-    """Returns a batch of at most `shape.rows` pairs, ends included, padded with 0 to the shape; arrays of the host."""
+    """Returns a batch of at most `shape.rows` pairs, end tokens included, padded with 0 to the shape; host arrays."""
     sources = np.zeros((shape.rows, shape.source), np.int32)
     targets = np.zeros((shape.rows, shape.target), np.int32)
     lengths = np.zeros((2, shape.rows), np.int32)
@@ -215,13 +215,13 @@ def _least_padding(lengths: np.ndarray, num_widths: int) -> list[int]:
 
 
 def end_of_targets(vocabulary: Vocabulary, model: ModelConfig) -> int:
-    """Returns the id that ends what the model learns to write: the vocabulary's own, if it ends the model's outputs."""
+    """Returns the end token of targets: the vocabulary's own, if it is one of the model's end-of-sequence ids."""
     return next((index for index in vocabulary.end_ids if index in model.end_ids), model.end_ids[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedPairs:
-    """Prompts as decoding sees them, targets without their end, and how many prompts were cut for that."""
+    """Prompts encoded as in decoding, targets without their end token, and how many prompts were cut."""
 
     pairs: list[Pair]
     cut: int
@@ -236,21 +236,21 @@ def encoded_pairs(
     max_input_length: int,
     vocab_size: int,
 ) -> tuple[EncodedPairs, EncodedPairs]:
-    """Returns pairs to learn from, a row with each of its references, and pairs to measure on, with its first alone.
+    """Returns training pairs, one for each reference of a row, and validation pairs with the first reference only.
 
     Args:
-      task_prefix: Stands before every input.
+      task_prefix: Text before every input.
       vocabulary: Turns texts into ids.
-      rows: Of `read_rows`.
-      validation_rows: Likewise; may be none.
+      rows: Rows from `read_rows`.
+      validation_rows: Rows from `read_rows`; may be empty.
       max_input_length: Most ids of a prompt.
-      vocab_size: Ids that the model knows.
+      vocab_size: Number of ids that the model knows.
 
     Raises:
-      UsageError: If a prompt cannot be made, or is too long and cannot be cut; names its row.
+      UsageError: If a prompt cannot be encoded, or is too long and cannot be cut; names its row.
     """
     settings = DecodeSettings(
-        # Of these, only what makes a prompt is used.
+        # Only the settings that affect prompts are used.
         rule=ExitRule(),
         thresholds=(1.0,),
         max_decode_length=1,

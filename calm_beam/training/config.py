@@ -1,4 +1,4 @@
-"""Settings of training runs. They need no JAX: flags are made of them."""
+"""Settings of training runs, without JAX, since flags are made from them."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ class MuonConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdafactorConfig:
-    """Settings of Adafactor: what T5X fine-tunes with, and the paper too.
+    """Settings of Adafactor, which T5X and the paper use for fine-tuning.
 
     Second moments are factored, with decay 1 - t^-0.8 and no momentum; an update's root mean square is clipped to 1.
 
@@ -74,28 +74,28 @@ class TrainingConfig:
     """Settings of a training run.
 
     Attributes:
-      steps: Optimiser steps; as many epochs as they need.
+      steps: Optimiser steps; a run takes as many epochs as they need.
       batch_tokens: Tokens of a batch on its wider side, padding included.
       num_shapes: Most batch shapes, each of which is compiled once.
       max_input_length: Most tokens of a prompt, eos included; longer ones are refused.
-      max_target_length: Most tokens of a target, its end included; longer ones are cut.
+      max_target_length: Most tokens of a target, its end token included; longer ones are cut.
       dropout_rate: Share of activations dropped, in [0, 1).
-      layer_dropout: How often rows skip the last decoder layer, in [0, 1), and lower ones less often; see
+      layer_dropout: Share of rows that skip the last decoder layer, in [0, 1); lower layers are skipped less often; see
         `layer_dropout_rates`.
       layer_weights: Share of each decoder layer in the loss: `linear`, `uniform` or `exponential`.
       sampled_layers: Lower decoder layers whose loss a step computes in addition to the last, drawn again for each
         step so that the loss is unbiased; 0 computes all.
-      rotating_layers: R, for the losses of every R-th lower layer in turn instead of a sample; 0 for a sample.
+      rotating_layers: R, to compute the losses of every R-th lower layer in turn instead of a sample; 0 for a sample.
       label_smoothing: Probability, in [0, 1), that the loss moves from the target to all other ids.
       z_loss: Weight of the squared log-normalizer in the loss, at least 0.
       seed: Decides initial weights, batches, sampled layers and dropout.
       progress_every: Steps between two calls of the progress callback.
       validate_every: Steps between two validations; 0 validates only at the end.
       save_every: Steps between two states from which a run can resume; 0 saves none.
-      optimizer: Which one, with its rates.
-      dtype: What the model computes in, `float32` or `bfloat16`. Weights, gradients and the optimiser's state are
-        float32 in any case.
-      model_parallelism: Devices that share the model and what the optimiser keeps of it, the first of the process.
+      optimizer: The optimiser's settings, which also select it.
+      dtype: The model's compute type, `float32` or `bfloat16`. Weights, gradients and the optimiser's state are always
+        float32.
+      model_parallelism: Number of devices that share the model and the optimiser's state: the first of the process.
     """
 
     steps: int
@@ -119,7 +119,7 @@ class TrainingConfig:
     model_parallelism: int = 1
 
     def __post_init__(self) -> None:
-        # It checks the type.
+        # Validates the type.
         Precision(dtype=self.dtype)
         for name in ("steps", "batch_tokens", "num_shapes", "progress_every", "model_parallelism"):
             self._check_at_least(1, name)
@@ -145,19 +145,19 @@ class ClassifierConfig:
     """Settings of the training of an exit classifier.
 
     Attributes:
-      steps: Batches to learn from, at most an epoch. Their states are held in memory: about
+      steps: Training batches, at most an epoch. Their states are held in memory: about
         `batch_tokens` * (layers - 1) * width * 4 bytes each.
       batch_tokens: Tokens of a batch on its wider side, padding included.
       num_shapes: Most batch shapes, each of which is compiled once.
       max_input_length: Most tokens of a prompt, eos included; longer ones are refused.
-      max_target_length: Most tokens of a target, its end included; longer ones are cut.
-      objective: `independent` (every layer for itself) or `geometric` (up to the first layer that agrees).
-      balance_classes: Whether both classes get the same weight in all, within each batch and layer.
+      max_target_length: Most tokens of a target, its end token included; longer ones are cut.
+      objective: `independent` (every layer separately) or `geometric` (up to the first layer that agrees).
+      balance_classes: Whether both classes have equal total weight within each batch and layer.
       num_logits: 2 as the released T5X code has it, or 1: the d + 1 weights of the paper. Scores are the same.
-      stored_dtype: What the classifier will be stored in, `float32` or `float16`: it is rounded before it is measured.
-      seed: Decides which batches.
-      dtype: What the model computes in, `float32` or `bfloat16`: the classifier learns from the states of that.
-      model_parallelism: Devices that share the model, the first of the process.
+      stored_dtype: Type in which the classifier is stored, `float32` or `float16`; it is rounded before validation.
+      seed: Decides the choice of batches.
+      dtype: The model's compute type, `float32` or `bfloat16`; the classifier learns from these states.
+      model_parallelism: Number of devices that share the model: the first of the process.
     """
 
     steps: int = 100
@@ -174,7 +174,7 @@ class ClassifierConfig:
     model_parallelism: int = 1
 
     def __post_init__(self) -> None:
-        # It checks the type.
+        # Validates the type.
         Precision(dtype=self.dtype)
         for name in ("steps", "batch_tokens", "num_shapes", "model_parallelism"):
             if getattr(self, name) < 1:

@@ -1,7 +1,7 @@
-"""New models that `train` can make, by architecture: sizes, a vocabulary, and random weights. Needs no JAX.
+"""New models for `train`, by architecture: sizes, a vocabulary, and random weights. Needs no JAX.
 
-A vocabulary is SentencePiece's with T5's conventions, or a `tokenizer.json` for a decoder-only model. Norms and heads
-of exits that a model did not have begin as what all layers shared until then.
+A vocabulary is a SentencePiece model with T5's conventions, or a `tokenizer.json` for a decoder-only model. Added exit
+norms and heads begin as copies of the norm or head that all layers shared before.
 """
 
 import dataclasses
@@ -25,21 +25,21 @@ from calm_beam.model.llama import LlamaConfig
 from calm_beam.storage import writing
 from calm_beam.text import counted
 
-# Of a tokenizer that is made for a new decoder-only model, in the order of their ids: the first ends every prompt, so
-# that the model can tell where the answer begins, and the second every output.
+# Special tokens of a new decoder-only model's tokenizer, in the order of their ids. The first ends every prompt, so
+# that the model can tell where the answer begins; the second ends every output.
 ANSWER, END = "<|answer|>", "<|end|>"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NewModel:
-    """How a new model of one architecture begins.
+    """The defaults for a new model of one architecture.
 
     Attributes:
-      kind: Of its config.
+      kind: Class of its config.
       sizes: Sizes that may be chosen, with their defaults.
-      options: Further fields of the config that may be given, and are else the config's own.
-      fixed: Fields that cannot be chosen.
-      vocabulary: Name of the file of its vocabulary, which says of which kind that is.
+      options: Further config fields that may be given; their defaults are the config's.
+      fixed: Config fields that cannot be chosen.
+      vocabulary: File name of its vocabulary, which also selects the vocabulary's format.
     """
 
     kind: type
@@ -84,19 +84,19 @@ _BYTES = 256
 
 
 def train_vocabulary(texts: Iterable[str], path: str | os.PathLike[str], *, vocab_size: int) -> pathlib.Path:
-    """Writes a vocabulary of the given texts, of the kind that the name of its file says.
+    """Writes a vocabulary trained on the given texts; the file's name selects the format.
 
     Args:
-      texts: What the model will read and write; each is taken whole, however long.
+      texts: Texts that the model will read and write; each is used whole, however long.
       path: The file to write: a `tokenizer.json`, or else a SentencePiece model.
-      vocab_size: Number of ids in all.
+      vocab_size: Total number of ids.
 
     Returns:
       The path.
 
     Raises:
       VocabularyError: If the texts cannot fill, or do not fit, a vocabulary of that size.
-      MissingExtraError: If the package that makes a `tokenizer.json` is not installed.
+      MissingExtraError: If the package that trains a `tokenizer.json` is not installed.
     """
     path, sentences = pathlib.Path(path), [text for text in texts if text.strip()]
     if not sentences:
@@ -122,11 +122,11 @@ def _train_sentence_piece(sentences: list[str], path: pathlib.Path, *, vocab_siz
             eos_id=EOS_ID,
             unk_id=UNK_ID,
             bos_id=-1,
-            # A rare character left out is one that the model can never write.
+            # The model could never write a rare character that is left out.
             character_coverage=1.0,
             # In bytes; longer ones would be skipped silently.
             max_sentence_length=max(len(sentence.encode()) for sentence in sentences) + 1,
-            # Threads add up expected counts in any order.
+            # Threads would add up expected counts in varying order.
             num_threads=1,
             minloglevel=2,
         )
@@ -137,7 +137,7 @@ def _train_sentence_piece(sentences: list[str], path: pathlib.Path, *, vocab_siz
 
 
 def _train_tokenizer(sentences: list[str], path: pathlib.Path, *, vocab_size: int) -> None:
-    """Writes a byte-level BPE: id 0 ends every prompt, 1 every output, and any text has ids.
+    """Writes a byte-level BPE: id 0 ends every prompt, 1 every output, and every text can be encoded.
 
     The same texts give the same file.
     """
@@ -196,19 +196,19 @@ def initialize_parameters(config: ModelConfig, *, generator: np.random.Generator
 def with_own_exits(
     config: ModelConfig, arrays: Arrays, *, exit_norms: bool, exit_heads: bool
 ) -> tuple[ModelConfig, Arrays]:
-    """Returns a model whose layers below the last have norms, or heads, of their own, and which predicts what it did.
+    """Returns a model whose layers below the last have their own norms or heads, and whose predictions are unchanged.
 
     Args:
-      config: Of the model.
+      config: Config of the model.
       arrays: Its weights by name.
-      exit_norms: Whether each of these layers is to have a norm; what a model has, it keeps.
-      exit_heads: Whether each is to have the kernel of a head.
+      exit_norms: Whether each of these layers gets a norm; existing ones are kept.
+      exit_heads: Whether each of these layers gets a head kernel; existing ones are kept.
 
     Returns:
-      The new config, and its weights: those that were given, and copies of the final norm and the output head.
+      The new config, and its weights: the given ones, and copies of the final norm and the output head.
 
     Raises:
-      ValueError: If there is one layer only.
+      ValueError: If there is only one layer.
 
     Source: EE-Tuning (Pan et al., 2024), where added exits begin as copies of the final one.
     """
@@ -227,7 +227,7 @@ def with_own_exits(
 
 
 def _head(config: ModelConfig, arrays: Arrays) -> Array:
-    """Returns the output head as a kernel, [width, vocabulary], of states that are not scaled."""
+    """Returns the output head as a kernel, [width, vocabulary], for unscaled states."""
     if not config.tied_head:
         return arrays["decoder/logits_dense/kernel"]
     kernel = arrays["token_embedder/embedding"].T

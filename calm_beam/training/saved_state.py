@@ -1,7 +1,7 @@
-"""The state of a run on disk, so that a run that was killed can go on as if it had not been.
+"""The state of a run on disk, so that a killed run can resume as if it had not been interrupted.
 
-One safetensors file a state: arrays of weights and optimiser, and everything else as JSON in the file's metadata. A run
-is identified by the settings and data that must not change when it resumes.
+Each state is one safetensors file: arrays of weights and optimiser, and everything else as JSON in the file's metadata.
+A run is identified by the settings and data that must not change when it resumes.
 """
 
 import contextlib
@@ -29,28 +29,28 @@ from .validation import GenerationScore, Validation
 
 _FORMAT = "calm-beam/training-state/v1"
 _FILE = re.compile(r"state_(\d+)\.safetensors")
-# The second newest is what is left if a disk damages the newest.
+# The second newest state is a spare in case the disk damages the newest.
 _KEPT_STATES = 2
 
 SavedArrays = Mapping[str, np.ndarray]
 
 
-# Settings that states of earlier versions lack, with their values then.
+# Settings that earlier versions' states lack, with the values that applied then.
 _ADDED_LATER = {"dtype": "float32"}
 
 
 class ResumeError(UsageError):
-    """A run that cannot be taken up: its state cannot be read, or is that of a run with other settings or data."""
+    """A run that cannot resume: its state cannot be read, or belongs to a run with other settings or data."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """Weights, and how good they are.
+    """Weights and their validation.
 
     Attributes:
-      step: After which step.
+      step: Step after which these are the weights.
       arrays: float32 arrays by name, names and shapes as in `parameter_shapes`.
-      validation: What was measured; None without data to validate on.
+      validation: Their validation; None without validation data.
     """
 
     step: int
@@ -60,12 +60,12 @@ class TrainedModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SavedState:
-    """Everything that the steps to come depend on.
+    """Everything that the remaining steps depend on.
 
     Attributes:
-      run: What identifies the run: settings and digests of its data, by name.
-      step: Steps done.
-      target_tokens: Target tokens seen.
+      run: The identity of the run: settings and digests of its data, by name.
+      step: Number of finished steps.
+      target_tokens: Target tokens seen so far.
       unreported_losses: Training losses of the steps since the last report.
       parameters: Weights by name.
       optimizer: The optimiser's arrays, named by their place in its tree.
@@ -82,7 +82,7 @@ class SavedState:
 
 
 def check_same_run(saved: SavedState, run: Mapping[str, str]) -> None:
-    """Raises `ResumeError` if a state is of another run; names every setting that differs.
+    """Raises `ResumeError` if a state belongs to another run; names every setting that differs.
 
     Args:
       saved: The state.
@@ -110,7 +110,7 @@ class StateFolder:
         return sorted(int(match.group(1)) for name in names if (match := _FILE.fullmatch(name)))
 
     def save(self, state: SavedState) -> None:
-        """Writes a state, and then deletes all but the newest two.
+        """Writes a state, and then deletes all except the newest two.
 
         A state is written under another name and renamed, so readers never find a partial one.
         """
@@ -121,10 +121,10 @@ class StateFolder:
             self._file(step).unlink()
 
     def load(self) -> SavedState:
-        """Returns the newest state that can be read.
+        """Returns the newest readable state.
 
         Raises:
-          ResumeError: If there is none, or none can be read.
+          ResumeError: If there is none, or none is readable.
         """
         problems = []
         for step in reversed(self.steps()):
@@ -135,7 +135,7 @@ class StateFolder:
         raise ResumeError(" ".join(problems) or f"{self.path}: holds no state of an interrupted run.")
 
     def delete(self) -> None:
-        """Deletes all states, and what a killed process left of one; then the folder, if nothing else is in it."""
+        """Deletes all states and unfinished files of a killed process; then the folder, if it is empty."""
         for pattern in ("state_*.safetensors", ".state_*.tmp"):
             for file in self.path.glob(pattern):
                 file.unlink()
@@ -169,7 +169,7 @@ def _serialize(state: SavedState) -> bytes:
 def _read(path: pathlib.Path) -> SavedState:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            # Losses of a run that diverges are no finite numbers.
+            # Losses of a run that diverges may be NaN or infinite.
             text = strict_json.loads((file.metadata() or {})["state"], constants_allowed=True)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
@@ -196,7 +196,7 @@ def _read(path: pathlib.Path) -> SavedState:
     )
 
 
-# They change what is reported and stored, but no weight.
+# These change reports and stored states, but no weight.
 _WATCHING = ("progress_every", "save_every")
 
 
@@ -210,11 +210,11 @@ def identify_run(
     initial: Arrays | None,
     score: GenerationScore | None,
 ) -> dict[str, str]:
-    """Returns everything that decides the weights a run ends with, by name; arguments as those of `train`."""
+    """Returns everything that decides a run's final weights, by name; the arguments are those of `train`."""
     settings = dataclasses.asdict(config)
     for name in _WATCHING:
         del settings[name]
-    # Options that are off are omitted, as in older states. With more devices, sums are rounded in another order.
+    # Defaults are omitted, as in older states. More devices change the order of rounding in sums.
     for name, off in (("model_parallelism", 1), ("layer_dropout", 0.0), ("rotating_layers", 0)):
         if settings[name] == off:
             del settings[name]
@@ -226,7 +226,7 @@ def identify_run(
     settings["training data"] = _digest(pairs)
     settings["validation data"] = _digest(validation_pairs)
     if end_id != EOS_ID:
-        # T5's end, which older states do not name either.
+        # Omitted for T5's end token, as in older states.
         settings["end of targets"] = end_id
     settings["initial weights"] = "new" if initial is None else fingerprint(initial)
     settings["best by"] = "loss" if score is None else score.name

@@ -1,4 +1,4 @@
-"""One training step: the layer-weighted loss and its gradient, and the update by an optimiser.
+"""One training step: the layer-weighted loss, its gradient, and the optimiser's update.
 
 The loss is the cross-entropy of every decoder layer's prediction, weighted towards the last. The optimisers are Muon
 on the matrices of the layers with Adam on all other weights, or Adafactor on everything.
@@ -37,7 +37,7 @@ def layer_weights(num_layers: int, weighting: str = "linear") -> np.ndarray:
       float64, shape (num_layers,), not decreasing, with sum 1.
 
     Raises:
-      ValueError: If `num_layers` is below 1, or the weighting is another.
+      ValueError: If `num_layers` is below 1, or the weighting is unknown.
 
     Source: CALM, section "Training early exit classifiers for local consistency" (weighted sum of layer losses); the
     others are those that the released T5X code offers in addition (`aggregation_weights` 0 and -1).
@@ -71,13 +71,13 @@ def sampled_weights(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the layers of an estimate of the loss and their weights: some lower layers, and always the last.
 
-    Each lower layer stands for (L - 1) / k of them. When every set of k lower layers is equally likely, the weighted
-    sum is an unbiased estimate of the exact loss, and so is its gradient.
+    Each sampled lower layer represents (L - 1) / k of them. When every set of k lower layers is equally likely, the
+    weighted sum is an unbiased estimate of the exact loss, and so is its gradient.
 
     Args:
       num_layers: Decoder depth L.
       lower_layers: shape (k,), k at least 1. Distinct layers in [1, L - 1].
-      weighting: As in `layer_weights`.
+      weighting: One of the weightings of `layer_weights`.
 
     Returns:
       Layers, int32, and weights, float64; both of shape (k + 1,), the last layer at the end.
@@ -98,9 +98,9 @@ def sample_layers(
 
     Args:
       num_layers: Decoder depth L.
-      sampled_layers: Lower layers to draw, besides the last. 0 means all of them, exactly; so does L - 1 or more.
+      sampled_layers: Lower layers to draw, in addition to the last. 0, L - 1 or more takes all of them exactly.
       generator: Source of the draw; not used when the loss is exact.
-      weighting: As in `layer_weights`.
+      weighting: One of the weightings of `layer_weights`.
 
     Returns:
       Layers, int32, counted from 1, and weights, float64, of the same shape.
@@ -114,19 +114,19 @@ def sample_layers(
 def rotating_layers(
     num_layers: int, *, every: int, step: int, weighting: str = "linear"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the layers whose loss one step computes where they take turns, and their weights.
+    """Returns the layers whose loss one step computes when layers take turns, and their weights.
 
-    A lower layer is one of them in every so many steps, and stands for as many: over these steps, weights add up to
-    those of the exact loss. The last layer is always one.
+    Each lower layer has a turn in one of every R steps, with R times its weight: over R steps, the weights add up to
+    those of the exact loss. The last layer is in every step.
 
     Args:
       num_layers: Decoder depth L.
       every: R, at least 1: lower layers are R apart.
       step: Number of the step, from 1.
-      weighting: As in `layer_weights`.
+      weighting: One of the weightings of `layer_weights`.
 
     Returns:
-      As `sample_layers`.
+      Layers, int32, counted from 1, and weights, float64, of the same shape.
 
     Source: LayerSkip (Elhoushi et al., 2024), section "Early Exit Loss": the rotational curriculum.
 
@@ -147,10 +147,10 @@ def token_cross_entropy_sums(
     Args:
       logits: float32, shape (layers, batch, target, vocabulary), at least 2 ids.
       targets: int32, shape (batch, target).
-      is_target: bool, shape (batch, target). False where there is padding, whatever ids it has.
-      label_smoothing: Probability, in [0, 1), that is taken from the target and spread evenly over all other ids. The
+      is_target: bool, shape (batch, target). False for padding, whatever its ids.
+      label_smoothing: Probability, in [0, 1), that is moved from the target evenly to all other ids. The
         entropy of that distribution is subtracted, so that the least possible loss is 0.
-      z_loss: Adds this times the squared log-normalizer of every token, which keeps logits from drifting.
+      z_loss: Weight of every token's squared log-normalizer in the loss, which keeps logits from drifting.
 
     Returns:
       float32, shape (layers,), in nats.
@@ -159,7 +159,7 @@ def token_cross_entropy_sums(
     """
     vocabulary = logits.shape[-1]
     log_normalizer = jax.nn.logsumexp(logits, axis=-1)
-    # Comparing is dearer than picking the entry, but its gradient fuses with that of the softmax; the gradient of
+    # Comparing costs more than picking the entry, but its gradient fuses with that of the softmax; the gradient of
     # picking is a scatter, which on CPU is a slow loop.
     is_its_id = jnp.arange(vocabulary, dtype=targets.dtype)[None, None] == targets[..., None]
     target_logit = jnp.sum(jnp.where(is_its_id[None], logits, np.float32(0)), axis=-1)
@@ -187,12 +187,12 @@ def layer_weighted_loss(
     """Returns the weighted sum over layers of the mean cross-entropy per target token.
 
     Args:
-      logits: float32, shape (layers, batch, target, vocabulary). Of all layers, or of a sample of them.
+      logits: float32, shape (layers, batch, target, vocabulary), for all layers or a sample of them.
       targets: int32, shape (batch, target).
       is_target: bool, shape (batch, target). Padding does not count, in the sum or in the number of tokens.
-      weights: float32, shape (layers,). From `all_layers` or `sample_layers`.
-      label_smoothing: As in `token_cross_entropy_sums`.
-      z_loss: As in `token_cross_entropy_sums`.
+      weights: float32, shape (layers,), from `all_layers` or `sample_layers`.
+      label_smoothing: Probability, in [0, 1), that is moved from the target evenly to all other ids.
+      z_loss: Weight of every token's squared log-normalizer in the loss.
 
     Returns:
       float32, a scalar, in nats; 0 if there is no target token.
@@ -213,7 +213,7 @@ _FROZEN = re.compile(r"decoder/meta_cls/.*")
 
 
 def variables(parameters: Parameters) -> dict[str, Any]:
-    """Returns what `EarlyExitModel.apply` takes, of parameters by name."""
+    """Returns the argument of `EarlyExitModel.apply` for parameters by name."""
     return {"params": flax.traverse_util.unflatten_dict(parameters, sep="/")}
 
 
@@ -229,9 +229,9 @@ def loss_and_gradients(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[jax.Array, Parameters]:
-    """Returns the loss over the given layers, counted from 1 and the last of them the model's last, and its gradient.
+    """Returns the loss over the given layers, counted from 1 and ending with the model's last, and its gradient.
 
-    Compiled once per batch shape; the update, which would take as long to compile, is compiled apart and only once.
+    Compiled once per batch shape. The update takes as long to compile, and is compiled separately and only once.
     """
 
     def loss_of(parameters: Parameters) -> jax.Array:
@@ -255,7 +255,7 @@ def loss_and_gradients(
 def _logits(
     model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, layers: jax.Array, key: jax.Array
 ) -> jax.Array:
-    """Returns the logits of the given layers, (some layers, batch, target, vocabulary), of the states of all."""
+    """Returns the logits of the given layers, (some layers, batch, target, vocabulary), from the states of all."""
     config, tree = model.config, variables(parameters)["params"]
     last = config.num_decoder_layers
 
@@ -270,7 +270,7 @@ def _logits(
     of_last: jax.Array = head({}, states[-1:], keys[-1], layer=last)
     if len(layers) == 1:
         return of_last
-    # Steps differ in which lower layers these are: each is applied as layer 1, with what it has of its own.
+    # The sampled layers change from step to step, so each is applied as layer 1 with its own parameters.
     every = [own_parameters(tree["decoder"], config, layer) for layer in range(1, last)]
     own = jax.tree.map(lambda *arrays: jnp.stack(arrays)[layers[:-1] - 1], *every)
     of_lower = jax.vmap(functools.partial(head, layer=1))(own, states[layers[:-1] - 1], keys[:-1])
@@ -285,7 +285,7 @@ def initial_optimizer_state(config: OptimizerConfig, steps: int, *, parameters: 
 
 @jax.jit
 def spread_state(state: Any) -> Any:
-    """Returns an optimiser's state where a group of devices keeps it."""
+    """Returns an optimiser's state, distributed over a group of devices."""
     return jax.tree.map(spread, state)
 
 
@@ -299,12 +299,12 @@ def update(
     state: Any,
     gradients: Parameters,
 ) -> tuple[Parameters, Any]:
-    """Returns parameters and optimiser state after a step; the old ones are given away."""
-    # Muon multiplies matrices, and leaves the precision to the device: accelerators would round.
+    """Returns parameters and optimiser state after a step; donates the old ones."""
+    # Muon multiplies matrices at the device's default precision, which on accelerators would round.
     with jax.default_matmul_precision("highest"):
         updates, state = make_optimizer(config, steps=steps).update(gradients, state, parameters)
     updated: Parameters = optax.apply_updates(parameters, updates)
-    # Where they were: else the next step would be another program.
+    # Keeps their placement: another one would compile another program for the next step.
     updated = {name: _in_place(name, values, division=division) for name, values in updated.items()}
     return updated, jax.tree.map(spread, state)
 
@@ -315,7 +315,7 @@ def _in_place(name: str, values: jax.Array, *, division: Division) -> jax.Array:
 
 
 def parameter_group(name: str) -> str:
-    """Returns which rule trains a parameter next to Muon: `muon`, `adam`, or `frozen` (the exit classifier).
+    """Returns the rule that trains a parameter under Muon: `muon`, `adam`, or `frozen` (the exit classifier).
 
     >>> parameter_group("decoder/layers_3/mlp/wi_0/kernel")
     'muon'
@@ -331,11 +331,11 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
     """Returns the optimiser of a run of `steps` steps, for parameters in a flat mapping by name.
 
     Args:
-      config: Which one, with its rates.
+      config: The optimiser's settings, which also select it.
       steps: Length of the run, at least 1; Muon's and Adam's rates reach 0 after it.
 
     Returns:
-      An optax transformation, whose updates are to be added to the parameters. The exit classifier gets none.
+      An optax transformation, whose updates are added to the parameters. The exit classifier gets none.
     """
     return _adafactor(config) if isinstance(config, AdafactorConfig) else _muon_and_adam(config, steps)
 
@@ -349,8 +349,8 @@ def linear_schedule(peak: float, config: MuonConfig, *, steps: int) -> optax.Sch
 
 
 def _adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
-    # T5X's settings, named even where they are optax's defaults. The whole gradient is not clipped by its norm: the
-    # rule does not see its scale.
+    # T5X's settings, named even if they are optax's defaults. The gradient's norm is not clipped: the rule does not
+    # depend on its scale.
     rule = optax.adafactor(
         config.learning_rate,
         min_dim_size_to_factor=128,
@@ -392,15 +392,15 @@ def _labels(parameters: Mapping[str, jax.Array]) -> dict[str, str]:
 
 
 def _stacked_matrices(stacks: Any) -> Any:
-    """Returns which axis is which, for stacks [kernels, in, out]; kernels are updated independently of each other."""
+    """Returns the roles of axes for stacks [kernels, in, out]; kernels are updated independently of each other."""
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2), stacks)
 
 
 def _stacked_by_shape(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns a transformation that hands the inner one all kernels of a shape as one array.
+    """Returns a transformation that gives the inner one all kernels of a shape as one array.
 
-    The updates are the same. A model has dozens of kernels in two or three shapes: one batched product instead of
-    dozens of small ones takes less than half of the time, and a fifth of it to compile.
+    The updates are the same. A model has dozens of kernels in two or three shapes: one batched product takes less than
+    half of the time of dozens of small ones, and a fifth of it to compile.
     """
 
     def stack(tree: Mapping[str, Any]) -> dict[str, jax.Array]:

@@ -1,4 +1,4 @@
-"""The training loop, and its log: a row for every report of the loop."""
+"""The training loop, and its log, with one row per report."""
 
 import contextlib
 import dataclasses
@@ -34,19 +34,19 @@ from .step import (
 )
 from .validation import GenerationScore, Validation, validation_losses
 
-# Draws of one seed, each with a stream of its own: another number of sampled layers must not change the batches.
+# Each kind of draw has its own random stream: another number of sampled layers must not change the batches.
 _WEIGHTS_STREAM, _LAYERS_STREAM = 0, 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run stands.
+    """The progress of a run.
 
     Attributes:
-      step: Steps done.
+      step: Number of finished steps.
       loss: Mean training loss over the steps since the last report, dropout on; an estimate if layers are sampled.
       target_tokens: Target tokens seen so far, eos included, padding not.
-      validation: What was measured, or None where this report comes without a validation.
+      validation: The validation, or None if this report comes without one.
     """
 
     step: int
@@ -69,32 +69,32 @@ def train(
     on_save: Callable[[SavedState], None] | None = None,
     resume_from: SavedState | None = None,
 ) -> TrainedModel:
-    """Returns a model trained with the layer-weighted loss: the best that was validated, or else the last.
+    """Returns a model trained with the layer-weighted loss: the best validated one, or else the last.
 
-    A run that is taken up from a saved state ends with the same bits as one that was never interrupted, on the same
-    machine: whatever a step draws is a function of the seed and the step.
+    A resumed run ends with the same bits as an uninterrupted one on the same machine: whatever a step draws is a
+    function of the seed and the step.
 
     Args:
       config: Settings of the run.
       model_config: Sizes of the model.
-      pairs: Prompts and targets to learn from, as ids. Prompts are as decoding sees them, eos and all, by
-        `Vocabulary.encode_prompt`. Targets come without their end, and are cut.
-      validation_pairs: Pairs to measure the loss of every layer on; may be empty, then nothing is measured.
-      initial: Weights to start from, names and shapes as in `parameter_shapes`; None for new weights. An exit
-        classifier among them is returned as it was.
-      end_id: Ends every target; None for the first of the ids that end the model's outputs.
-      score: What models are compared by; None compares the loss of the last layer.
-      on_start: Called once everything has been checked, and `resume_from` been loaded, before the first step.
+      pairs: Training prompts and targets, as ids. Prompts are encoded as in decoding, with eos, by
+        `Vocabulary.encode_prompt`. Targets have no end token, and are cut.
+      validation_pairs: Pairs on which the loss of every layer is measured; may be empty, then nothing is measured.
+      initial: Initial weights, names and shapes as in `parameter_shapes`; None for new weights. An exit classifier
+        among them is returned unchanged.
+      end_id: End token of every target; None for the first of the model's end-of-sequence ids.
+      score: The score for comparing models; None compares the loss of the last layer.
+      on_start: Called after all checks and loading `resume_from`, before the first step.
       on_progress: Called every `config.progress_every` steps, at every validation, and after the last step.
-      on_save: Takes the state every `config.save_every` steps, but for the last.
-      resume_from: A state of this same run to go on from.
+      on_save: Called with the state every `config.save_every` steps, except after the last.
+      resume_from: A state of this same run to resume from.
 
     Raises:
       ValueError: If there are no pairs, an id is outside the model's vocabulary, `initial` does not fit the model, or
-        as in `end_pairs`.
-      UsageError: If the model has no dropout and some is asked for.
-      ResumeError: If `resume_from` is of a run with other settings, data or weights to start from.
-      FloatingPointError: If the loss is no longer finite; seen when progress is reported.
+        `end_pairs` refuses a pair.
+      UsageError: If dropout is requested and the model has none.
+      ResumeError: If `resume_from` is of a run with other settings, data or initial weights.
+      FloatingPointError: If the loss is no longer finite; detected when progress is reported.
 
     Source: CALM, section "Training early exit classifiers for local consistency"; appendix "Implementation Details"
       (the best checkpoint by performance on the validation set).
@@ -212,7 +212,7 @@ def _start(
 
 
 def _placed(group: DeviceGroup, arrays: Arrays) -> Parameters:
-    """Returns copies of arrays on a group of devices, since buffers are given away later."""
+    """Returns copies of arrays on a group of devices, since the buffers are donated later."""
     if group.division.parts == 1:
         return {name: jnp.array(np.asarray(array), jnp.float32, copy=True) for name, array in arrays.items()}
     return {
@@ -235,7 +235,7 @@ def _finite_mean(losses: Sequence[Any], step: int) -> float:
 
 
 def _fetch(arrays: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
-    """Returns copies on the host: a mere view would change when its buffer is given to the next step."""
+    """Returns copies on the host: a view would change when its buffer is donated to the next step."""
     return {name: np.array(array, copy=True) for name, array in arrays.items()}
 
 
@@ -244,7 +244,7 @@ def _leaves_by_place(tree: Any) -> dict[str, jax.Array]:
 
 
 def _restored(tree: Any, saved: FloatArrays) -> Any:
-    """Returns the tree with saved leaves in the place of its own."""
+    """Returns the tree with its leaves replaced by saved ones."""
     expected = _leaves_by_place(tree)
     if {name: leaf.shape for name, leaf in expected.items()} != {name: leaf.shape for name, leaf in saved.items()}:
         raise ResumeError(
@@ -289,14 +289,14 @@ def _check_inputs(
 
 
 class TrainingLog:
-    """A JSONL file with a row for every report: what people plot."""
+    """A JSONL file with one row per report, for plotting."""
 
     def __init__(self, path: pathlib.Path, *, after_step: int) -> None:
-        """Prepares a log, and touches nothing.
+        """Prepares a log without touching files.
 
         Args:
           path: The file.
-          after_step: The last step of an earlier process, whose rows up to there are kept; 0 starts a new log.
+          after_step: The last step of an earlier process, whose rows up to that step are kept; 0 starts a new log.
         """
         self._path = path
         self._after_step = after_step
@@ -305,7 +305,7 @@ class TrainingLog:
         self.has_begun = False
 
     def begin(self) -> None:
-        """Makes the file, with its folder if needed, or drops the rows of an earlier one that are made again."""
+        """Creates the file, with its folder if needed, or drops an earlier log's rows that will be written again."""
         self.has_begun = True
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in _read_rows(self._path) if row["step"] <= self._after_step]
@@ -330,12 +330,12 @@ class TrainingLog:
             file.write(json.dumps(row) + "\n")
 
     def move_to(self, path: pathlib.Path) -> None:
-        """Moves the file to its final place, and deletes its folder if nothing else is in it."""
+        """Moves the file to its final place, and deletes its folder if that is empty."""
         os.replace(self._path, path)
         self._remove_folder()
 
     def delete(self) -> None:
-        """Deletes the file, and its folder if nothing else is in it."""
+        """Deletes the file, and its folder if that is empty."""
         self._path.unlink(missing_ok=True)
         self._remove_folder()
 
@@ -347,5 +347,5 @@ class TrainingLog:
 def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    # A process that was killed may have written half of its last row.
+    # A killed process may have written half of its last row.
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]

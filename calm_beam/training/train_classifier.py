@@ -1,12 +1,12 @@
-"""Training the exit classifier on the states of a model that stays as it is.
+"""Training of the exit classifier on the states of a frozen model.
 
-Its objectives are weighted sums of binary cross-entropies, one a token and layer: the classifier says "exit" or "don't
-exit", and the oracle whether the layer predicts what the last one does. The weights of an objective are those of its
-decisions in the loss.
+Its objectives are weighted sums of binary cross-entropies, one per token and layer: the classifier predicts "exit" or
+"don't exit", and the oracle is whether the layer predicts the same token as the last one. An objective defines the
+weight of each decision in the loss.
 
-The fit is weighted logistic regression by Newton's method. The loss is convex and has a few hundred weights: a handful
-of Newton steps reach its one minimum, with no learning rate to choose, whatever the scales of the features are. The
-result says how well the classifier separates layers that agree with the last one from those that do not.
+The fit is weighted logistic regression by Newton's method. The loss is convex with a few hundred weights: a handful of
+Newton steps reach its only minimum, without a learning rate, whatever the scales of the features. The result reports
+how well the classifier separates layers that agree with the last one from those that do not.
 """
 
 import dataclasses
@@ -34,22 +34,22 @@ from .batches import Pair, choose_shapes, count_batches, end_pairs, make_batches
 from .config import ClassifierConfig
 from .step import Parameters, variables
 
-# Makes the minimum unique, also where the classes can be separated or there is only one.
+# Makes the minimum unique, even if the classes can be separated or there is only one.
 _RIDGE = 1e-6
-# In nats; half the Newton decrement bounds how far the loss is from its minimum.
+# In nats; half the Newton decrement bounds the distance of the loss from its minimum.
 _TOLERANCE = 1e-9
 _MOST_STEPS = 50
 _SMALLEST_STEP = 2.0**-20
 
 
 def independent_weights(agrees: np.ndarray) -> np.ndarray:
-    """Returns weights by which every layer counts alike, whatever the layers below it have said.
+    """Returns weights by which every layer counts equally, whatever the layers below it have predicted.
 
     Args:
-      agrees: bool, shape (layers - 1, tokens). Whether each layer but the last predicts what the last does.
+      agrees: bool, shape (layers - 1, tokens). Whether each layer except the last predicts the last one's token.
 
     Returns:
-      float64, shape of `agrees`. The loss of a token is the weighted sum over layers, of its average.
+      float64, shape of `agrees`. The weighted sum over layers of a token's losses is their average.
 
     Source: CALM, "Local confidence measures" (early exit classifier), and appendix "Training Details of the Early Exit
       Classifier" (unweighted average across layers).
@@ -61,12 +61,12 @@ def balanced_weights(agrees: np.ndarray) -> np.ndarray:
     """Returns independent weights times 1 - the share of the decision's class, within each layer.
 
     Args:
-      agrees: As in `independent_weights`, of one batch.
+      agrees: bool, shape (layers - 1, tokens), of one batch. Whether each layer predicts the last one's token.
 
     Returns:
-      float64, shape of `agrees`. A layer where all tokens agree, or none does, has nothing to tell: its weights are 0.
+      float64, shape of `agrees`. A layer where all tokens agree, or none does, gives no information: weights are 0.
 
-    Source: the released T5X code, `contrib/calm/models.py`; the paper does not speak of it.
+    Source: the released T5X code, `contrib/calm/models.py`; the paper does not mention it.
     """
     share = agrees.mean(axis=1, keepdims=True)
     weights: np.ndarray = independent_weights(agrees) * np.where(agrees, 1 - share, share)
@@ -76,11 +76,11 @@ def balanced_weights(agrees: np.ndarray) -> np.ndarray:
 def geometric_weights(agrees: np.ndarray) -> np.ndarray:
     """Returns weights by which a token's loss is minus the log-probability of exiting where the oracle first would.
 
-    That is the sum over all layers below of log "don't exit", and of log "exit" at the layer itself. The last layer
+    That is the sum of log "don't exit" over all layers below, and of log "exit" at the layer itself. The last layer
     always agrees, and nothing is decided there, so it adds no term (in the released T5X code it does).
 
     Args:
-      agrees: As in `independent_weights`.
+      agrees: bool, shape (layers - 1, tokens). Whether each layer predicts the last one's token.
 
     Returns:
       float64, shape of `agrees`: 1 up to the first layer that agrees, 0 above.
@@ -107,7 +107,7 @@ def decision_losses(margins: np.ndarray, agrees: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Some rows of a regression.
+    """Rows of a regression.
 
     Attributes:
       features: float32, shape (rows, width).
@@ -122,12 +122,12 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogisticFit:
-    """Log-odds of a label: features @ kernel + bias.
+    """Fitted log-odds of a label: features @ kernel + bias.
 
     Attributes:
       kernel: float64, shape (width,).
-      bias: The constant.
-      steps: Newton steps that were taken.
+      bias: The intercept.
+      steps: Number of Newton steps.
     """
 
     kernel: np.ndarray
@@ -138,7 +138,7 @@ class LogisticFit:
 def fit_logistic(batches: Sequence[Rows]) -> LogisticFit:
     """Returns the weights with the least weighted mean cross-entropy.
 
-    Features are standardised for the fit, and the result folded back, so it is for features as they came.
+    Features are standardised for the fit; the result applies to the original features.
 
     Args:
       batches: All rows; at least one row has a positive weight, and all features are finite.
@@ -169,7 +169,7 @@ def fit_logistic(batches: Sequence[Rows]) -> LogisticFit:
 
 
 def _moments(batches: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and standard deviation of every feature; 1 where it does not vary."""
+    """Returns mean and standard deviation of every feature; 1 if it does not vary."""
     rows = sum(len(batch.features) for batch in batches)
     center = sum(batch.features.sum(axis=0, dtype=np.float64) for batch in batches) / rows
     variance = sum(np.square(batch.features - center).sum(axis=0) for batch in batches) / rows
@@ -199,9 +199,9 @@ class ExitQuality:
     """The classifier's quality at one layer.
 
     Attributes:
-      agreeing: Share of tokens at which the layer predicts what the last one does.
-      f1: F1 of "don't exit", as `f1_not_exiting` says.
-      auc: As `area_under_curve` says.
+      agreeing: Share of tokens for which the layer predicts the last one's token.
+      f1: F1 of "don't exit", from `f1_not_exiting`.
+      auc: Area under the ROC curve, from `area_under_curve`.
     """
 
     agreeing: float
@@ -210,11 +210,11 @@ class ExitQuality:
 
 
 def exit_quality(scores: np.ndarray, agrees: np.ndarray) -> tuple[ExitQuality, ...]:
-    """Returns the quality at every layer but the last.
+    """Returns the quality at every layer except the last.
 
     Args:
       scores: Shape (layers - 1, tokens), at least one token. The classifier's probabilities of "exit".
-      agrees: bool, same shape. Whether the layer predicts what the last one does.
+      agrees: bool, same shape. Whether the layer predicts the last one's token.
     """
     return tuple(
         ExitQuality(
@@ -232,7 +232,7 @@ def f1_not_exiting(scores: np.ndarray, agrees: np.ndarray) -> float:
       agrees: bool, shape (tokens,).
 
     Returns:
-      2 TP / (2 TP + FP + FN), in [0, 1]; NaN where no token disagrees and none is predicted to.
+      2 TP / (2 TP + FP + FN), in [0, 1]; NaN if no token disagrees and none is predicted to.
 
     Source: CALM, appendix "Training Details of the Early Exit Classifier" (table of F1 scores).
 
@@ -246,14 +246,14 @@ def f1_not_exiting(scores: np.ndarray, agrees: np.ndarray) -> float:
 
 
 def area_under_curve(scores: np.ndarray, agrees: np.ndarray) -> float:
-    """Returns the chance that a token that agrees scores higher than one that does not; ties count half.
+    """Returns the probability that a token that agrees scores higher than one that does not; ties count half.
 
     Args:
       scores: Shape (tokens,).
       agrees: bool, shape (tokens,).
 
     Returns:
-      In [0, 1]; NaN where all tokens agree or none does.
+      In [0, 1]; NaN if all tokens agree or none does.
 
     Source: Mann-Whitney U.
 
@@ -277,12 +277,12 @@ class TrainedClassifier:
 
     Attributes:
       config: Sizes of the model.
-      arrays: All weights by name; all but the classifier's are the arrays that were given.
-      tokens: Target tokens learned from.
-      newton_steps: Steps that the fit took.
-      training_loss: The objective per target token, on the pairs learned from.
-      validation_loss: The same on the validation pairs.
-      quality: On the validation pairs, of every layer but the last.
+      arrays: All weights by name; all except the classifier's are the given arrays.
+      tokens: Number of target tokens in training.
+      newton_steps: Number of Newton steps of the fit.
+      training_loss: The objective per target token, on the training pairs.
+      validation_loss: The objective per target token, on the validation pairs.
+      quality: Quality on the validation pairs, for every layer except the last.
     """
 
     config: ModelConfig
@@ -304,25 +304,25 @@ def train_classifier(
     end_id: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> TrainedClassifier:
-    """Returns the model with a classifier that tells from a layer's output whether the last layer would agree.
+    """Returns the model with a classifier that predicts from a layer's output whether the last layer would agree.
 
-    Inputs are the raw outputs of all layers but the last, teacher-forced on the references. The oracle's labels and the
-    states come from the model as it decodes, without dropout (the released T5X code leaves dropout on for both).
+    Inputs are the raw outputs of all layers except the last, teacher-forced on the references. The oracle's labels and
+    the states come from the model as it decodes, without dropout (the released T5X code leaves dropout on for both).
     Since the model is frozen, they are computed once, and the classifier is fitted to them exactly, by Newton's method:
-    there is one minimum, so no rate, schedule or best checkpoint has to be chosen.
+    there is one minimum, so no rate, schedule or best checkpoint needs choosing.
 
     Args:
       config: Settings.
       model_config: Sizes of the model.
       arrays: Its weights by name; an exit classifier among them is replaced.
-      pairs: Prompts and targets to learn from, as `train` takes them; at least one.
-      validation_pairs: Pairs to measure the classifier on; at least one.
-      end_id: As `train` takes it.
-      on_progress: Takes the number of batches done, and of all; those of both sets.
+      pairs: Training prompts and targets, in the form that `train` takes; at least one.
+      validation_pairs: Pairs on which the classifier is measured; at least one.
+      end_id: End token of every target; None for the first of the model's end-of-sequence ids.
+      on_progress: Called with the number of finished batches and of all batches, of both sets.
 
     Raises:
-      ValueError: If the decoder has one layer only, so that there is nothing to decide; if a state is not finite; or if
-        classes are to be balanced where there is only one.
+      ValueError: If the decoder has only one layer, so that there is nothing to decide; if a state is not finite; or if
+        classes are to be balanced and there is only one.
 
     Source: CALM, "Local confidence measures" (early exit classifier), and appendix "Training Details of the Early Exit
       Classifier".
@@ -382,7 +382,7 @@ def train_classifier(
 
 
 def _states_and_labels(model: EarlyExitModel, parameters: Parameters, *, batch: Taught) -> tuple[jax.Array, jax.Array]:
-    """Returns the outputs of all layers but the last, and whether each predicts what the last does, padding included.
+    """Returns the outputs of all layers except the last, and whether each predicts the last one's token, with padding.
 
     Shapes (layers - 1, rows, target, width), float32, and (layers - 1, rows, target).
     """
@@ -428,10 +428,10 @@ def _rows(config: ClassifierConfig, states: np.ndarray, *, agrees: np.ndarray) -
 
 
 def _classifier_arrays(config: ClassifierConfig, fit: LogisticFit) -> dict[str, np.ndarray]:
-    """Returns the fit as the model's parameters, rounded to the type they will be stored in."""
+    """Returns the fit as the model's parameters, rounded to the type in which they will be stored."""
     kernel, bias = fit.kernel[:, None], np.array([fit.bias])
     if config.num_logits == 2:
-        # The difference of the two logits is the log-odds, and gradient descent from 0 would split them evenly too.
+        # The difference of the two logits is the log-odds; gradient descent from 0 would also split them evenly.
         kernel, bias = np.concatenate([-kernel, kernel], axis=1) / 2, np.concatenate([-bias, bias]) / 2
     return {
         name: array.astype(config.stored_dtype).astype(np.float32) for name, array in ((_KERNEL, kernel), (_BIAS, bias))

@@ -1,4 +1,4 @@
-"""How good a model is on pairs that it does not learn from: by its losses, or by what it generates.
+"""Validation of a model on held-out pairs, by its losses or by its generated outputs.
 
 The paper chooses its checkpoints by the full model's predictions.
 """
@@ -37,7 +37,7 @@ class Validation:
     Attributes:
       losses: Mean cross-entropy per target token of every decoder layer, in nats; dropout, label smoothing and z-loss
         are off.
-      score: Mean score of the full model's outputs, more is better; None where models are compared by loss.
+      score: Mean score of the full model's outputs, higher is better; None if models are compared by loss.
     """
 
     losses: tuple[float, ...]
@@ -56,10 +56,10 @@ def validation_losses(
     """Returns each layer's mean cross-entropy per target token.
 
     Args:
-      model: Sizes.
+      model: The model, for its sizes.
       parameters: Weights by name.
-      pairs: From `end_pairs`; at least one.
-      shapes: From `choose_shapes`, for these pairs among others.
+      pairs: Pairs from `end_pairs`; at least one.
+      shapes: Shapes from `choose_shapes`, for at least these pairs.
     """
     sums, tokens = np.zeros(model.config.num_decoder_layers), 0
     for batch in make_batches(pairs, shapes):
@@ -83,7 +83,7 @@ def _cross_entropy_sums(model: EarlyExitModel, parameters: Parameters, batch: Ta
 
 
 class GenerationScore:
-    """The mean score of the full model's greedy outputs, always of the same prompts."""
+    """The mean score of the full model's greedy outputs, always on the same prompts."""
 
     def __init__(
         self,
@@ -100,15 +100,15 @@ class GenerationScore:
 
         Args:
           metric: Its name, as `get_metric` takes it.
-          model_config: Sizes of the models to come.
-          config: Of the run that trains them: how long outputs may be, and how models compute.
-          prompts: At least one, as decoding sees it.
+          model_config: Sizes of the models to score.
+          config: Training settings: the maximum length of outputs, and the compute type.
+          prompts: At least one, encoded as in decoding.
           references: Right answers to each prompt.
           decode: Turns token ids into text.
-          metric_settings: Settings that the metric needs.
+          metric_settings: Settings of the metric.
 
         Raises:
-          ValueError: If the metric is not known, or lacks what it needs.
+          ValueError: If the metric is unknown, or lacks something it needs.
         """
         self.name = f"{metric} of {len(prompts)} outputs"
         self._metric_name, self._metric = metric, get_metric(metric, metric_settings)
@@ -120,7 +120,7 @@ class GenerationScore:
         """Returns the score, in [0, 1], of the model with the given weights.
 
         Raises:
-          MetricError: If the metric fails on an output; names its place among the prompts.
+          MetricError: If the metric fails on an output; names the prompt's index.
         """
         nowhere = pathlib.Path()
         model = Checkpoint(
@@ -128,7 +128,7 @@ class GenerationScore:
         )
         decoder = Decoder(
             model,
-            # The full model asks nobody; `state` is the measure that costs least.
+            # The full model tests no exits; `state` is the cheapest measure.
             [Branch.at(ExitRule(confidence="state"), None, max_decode_length=self._config.max_target_length)],
             max_input_length=max(map(len, self._prompts)),
             batch_size=min(_BATCH_SIZE, len(self._prompts)),

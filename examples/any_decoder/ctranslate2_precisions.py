@@ -7,8 +7,8 @@
         decoder, settings=("float32", "int16", "int8"), output="swept", decoder_name="TinyLlama-1.1B, CTranslate2 4.8"
     )
 
-Settings are CTranslate2's compute types. What a machine cannot compute, CTranslate2 replaces by something else without
-a word; here that is an error.
+Settings are CTranslate2's compute types. CTranslate2 silently replaces a type that the machine does not support; here
+that is an error.
 """
 
 from calm_beam.transforms import SettingOutput
@@ -17,10 +17,10 @@ _BITS = {"float32": 32, "int16": 16, "float16": 16, "bfloat16": 16, "int8": 8}
 
 
 class CTranslate2Precisions:
-    """Answers greedily at every precision; an answer costs the bits of a weight."""
+    """Answers greedily at every precision; the cost of an answer is the number of bits of a weight."""
 
     def __init__(self, model: str, *, tokenizer: str, max_length: int = 64) -> None:
-        """Keeps which model: this travels to workers, and weights need not."""
+        """Stores only the model's name: this object is sent to workers, and weights need not be."""
         self._folder, self._pieces, self._most = model, tokenizer, max_length
 
     def setup(self) -> None:
@@ -40,7 +40,7 @@ class CTranslate2Precisions:
 
         if precision not in self._models:
             model = ctranslate2.Generator(self._folder, compute_type=precision)
-            # What it calls int8 in full is int8_float32.
+            # CTranslate2 reports int8 by its full name, int8_float32.
             if not model.compute_type.startswith(precision):
                 raise ValueError(f"this machine computes {precision} as {model.compute_type}")
             self._models[precision] = model

@@ -1,11 +1,11 @@
-"""CALM as economize decodes it, for the 46 kinds of models of Hugging Face that it knows, with our tests.
+"""CALM decoding by economize, for the 46 kinds of Hugging Face models that it supports, with our tests.
 
     decoder = EconomizeCalm("SmolLM2-135M-Instruct", min_layer=20)
     pipeline | transforms.ReadExamples("data.jsonl") | transforms.SweepWith(
         decoder, settings=(1.0, 0.9, 0.7, 0.5), output="swept", decoder_name="SmolLM2-135M-Instruct, economize 0.3.2"
     )
 
-Settings are thresholds of its confidence, and 1 never exits.
+Settings are thresholds of its confidence; 1 never exits.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ class EconomizeCalm:
     def __init__(
         self, model: str, *, confidence: str = "softmax", min_layer: int = 1, max_new_tokens: int = 64
     ) -> None:
-        """Keeps which model: this travels to workers, and weights need not."""
+        """Stores only the model's name: this object is sent to workers, and weights need not be."""
         self._folder, self._most = model, max_new_tokens
         self._asked = {"confidence": confidence, "min_layer": min_layer, "threshold": 1.0}
 
@@ -45,7 +45,7 @@ class EconomizeCalm:
 
     def _answer(self, prompt: Any) -> str:
         tokens = self._model.decode(prompt, self._most).tokens.reshape(-1).tolist()
-        # It goes on after an end of its own accord.
+        # economize may generate beyond the end token.
         end = self._tokenizer.eos_token_id
         kept = tokens[: tokens.index(end)] if end in tokens else tokens
         return self._tokenizer.decode(kept, skip_special_tokens=True)

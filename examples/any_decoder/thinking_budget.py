@@ -1,6 +1,6 @@
-"""How much thinking is enough? A client of a reasoning model, swept over budgets, and the proof of the least that does.
+"""How much thinking is enough? Sweeps a reasoning model's client over budgets, and proves the smallest one that is.
 
-The client is made up, and answers at once: put yours in its place.
+The client is simulated, and answers at once: put yours in its place.
 
     python examples/any_decoder/thinking_budget.py
 """
@@ -17,16 +17,16 @@ from apache_beam.options.pipeline_options import PipelineOptions
 import calm_beam as calm
 from calm_beam import transforms
 
-# In tokens, fixed before any loss is seen: the safest first. What the others lose is counted against it.
+# In tokens, fixed before any loss is seen: the safest first. The losses of the others are relative to its answers.
 BUDGETS = (1600, 800, 400, 200)
 _TOKENS_OF_A_STEP = 100
 
 
 class Client:
-    """Stands for a client of a reasoning model: it adds numbers, one after the other, and thinks long about each."""
+    """A simulated client of a reasoning model: it adds numbers, one after the other, and thinks long about each."""
 
     def think(self, question: str, *, budget: int) -> list[int]:
-        """Returns what it would have answered after every step that the budget allows."""
+        """Returns its answer after each step that the budget allows."""
         sums, total = [], 0
         for number in question.removesuffix(" =").split(" + "):
             if _TOKENS_OF_A_STEP * (len(sums) + 1) > budget:
@@ -37,7 +37,7 @@ class Client:
 
 
 class ThinkingBudget:
-    """Answers under every budget. One trace of thoughts, the longest, has the answers of all of them in it."""
+    """Answers under every budget. One trace of thoughts, the longest, contains the answers of all budgets."""
 
     def setup(self) -> None:
         """Connects, once in every process."""
@@ -63,7 +63,7 @@ def questions(count: int = 1000) -> Iterable[dict[str, object]]:
 
 
 def main() -> None:
-    """Sweeps, certifies and says which budget is enough."""
+    """Sweeps, certifies and prints which budget is enough."""
     with tempfile.TemporaryDirectory() as folder:
         data, swept = pathlib.Path(folder, "questions.jsonl"), f"{folder}/swept"
         data.write_text("".join(json.dumps(row) + "\n" for row in questions()), encoding="utf-8")

@@ -1,12 +1,12 @@
-"""A causal language model of transformers that is read after fewer of its layers, as LayerSkip's drafts are.
+"""A causal language model of transformers that exits after fewer of its layers, as in LayerSkip's drafting.
 
     decoder = TransformersExits("layerskip-llama3.2-1B")
     pipeline | transforms.ReadExamples("data.jsonl") | transforms.SweepWith(
         decoder, settings=(16, 12, 8), output="swept", decoder_name="layerskip-llama3.2-1B, transformers 5.24"
     )
 
-Settings are numbers of layers, that of all of them first. Prompts of a call are padded to one width, which may move an
-output at a near tie: take `batch_size=1` where the served model answers one prompt at a time.
+Settings are numbers of layers, the full number first. Prompts of a call are padded to one width, which may change an
+output at a near tie: use `batch_size=1` if the served model answers one prompt at a time.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ from calm_beam.transforms import SettingOutput
 
 
 class TransformersExits:
-    """Answers greedily after the first so many layers; what comes after them, norm and head, stays the model's own."""
+    """Answers greedily after the first layers, as many as a setting says; the norm and head are the model's own."""
 
     def __init__(self, model: str, *, max_new_tokens: int = 64) -> None:
-        """Keeps which model: this travels to workers, and weights need not."""
+        """Stores only the model's name: this object is sent to workers, and weights need not be."""
         self._folder, self._most = model, max_new_tokens
 
     def setup(self) -> None:
@@ -39,7 +39,7 @@ class TransformersExits:
     def _answers(self, encoded: Any, layers: int) -> list[SettingOutput]:
         if not 1 <= layers <= self._layers:
             raise ValueError(f"the model has {self._layers} layers, and {layers} are asked for")
-        # What `generate` drafts by, with assistant_early_exit.
+        # `generate` drafts in the same way with assistant_early_exit.
         self._model.config.num_hidden_layers = layers
         try:
             found = self._model.generate(

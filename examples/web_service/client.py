@@ -1,4 +1,4 @@
-"""A client of `calm-beam serve`: asks once, and once more as a stream, and says at which layer each token left.
+"""A client of `calm-beam serve`: sends a prompt, again as a stream, and prints at which layer each token exited.
 
 After `pip install openai`, and `calm-beam serve --manifest=calibration --checkpoint=model --port=8000`:
 
@@ -21,7 +21,7 @@ def main() -> None:
 
     completion = client.completions.create(model=model, prompt=flags.prompt)
     (choice,) = completion.choices
-    # What OpenAI's interface does not know comes in a field of its own.
+    # Fields that OpenAI's interface does not define are in a field of their own.
     about = choice.model_extra["calm_beam"]
     print(f"{choice.text}\n{about['layers_saved']} of {about['num_layers'] * len(about['tokens'])} layers saved")
 

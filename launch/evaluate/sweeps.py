@@ -124,7 +124,7 @@ def sweep_measures(
             "accepts it."
         )
     directories = [joined(output, _SWEEPS, measure) for measure in measures]
-    homes = [SweepHome(directory, again="the same command", anew=f"remove {directory}") for directory in directories]
+    homes = [SweepHome(directory, again="the same command", restart=f"remove {directory}") for directory in directories]
     num_shards = request.num_shards
     if num_shards is None:
         num_shards = next((begun for home in homes if (begun := home.begun_shards())), None)

@@ -70,7 +70,7 @@ def test_rows_that_are_computed_in_another_way_beside_others_are_noticed(
     assert found() == []
     for module in (tiles, device_steps):
         monkeypatch.setattr(module, "apart", lambda values: values)
-    assert found()[0].startswith("a row is computed in another way beside others: ")
+    assert found()[0].startswith("a row is computed differently in a batch: ")
 
 
 @pytest.mark.parametrize("device", ["v5e", "H100"])

@@ -514,7 +514,7 @@ def _make_socket(path: pathlib.Path) -> None:
     [
         (_make_pipe, "is a pipe, expected a file. Write what comes from it to a file."),
         (_make_loop, "is a link that leads back to itself. Name the file that it should lead to."),
-        (_make_dangling, "is a link to nowhere, which is not there. Mend the link, or name the file itself."),
+        (_make_dangling, "is a link to nowhere, which is not there. Fix the link, or name the file itself."),
         (_make_socket, "is a socket, expected a file. Write what comes from it to a file."),
     ],
 )

@@ -511,8 +511,8 @@ def test_who_has_confirmed_chooses_nothing(
     """Their generations are no calibration set: what was not confirmed is not proved by asking them for less."""
     asked = ("--metric=token_f1", "--delta=0.95", f"--output={tmp_path / 'out'}")
     assert main(["calibrate", f"--generations={calibrated / 'confirmation'}", *asked]) == 2
-    assert "its examples have confirmed what others chose" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="its examples have confirmed what others chose"):
+    assert "its examples are a holdout that has already confirmed a choice" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="its examples are a holdout that has already confirmed a choice"):
         ReadGenerations(str(calibrated / "confirmation"))
 
 

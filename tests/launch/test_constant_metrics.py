@@ -11,7 +11,7 @@ from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, wri
 
 _CONSTANT = "tests.launch.test_constant_metrics:one"
 _BY_REFERENCE = "tests.launch.test_constant_metrics:by_reference"
-_NEVER_RIGHT = "it gives the full model 0 on all 20 examples, its outputs held against the references"
+_NEVER_RIGHT = "it gives the full model 0 on all 20 examples, its outputs compared with the references"
 _NEVER_MOVES = "on all 20 examples every output scores as the full model's does"
 
 

@@ -82,7 +82,7 @@ def test_nothing_is_lost_where_a_decoder_fails(decoder: str, data: pathlib.Path,
         sweep(data, tmp_path / "swept", decoder=failing, decode_timeout=1.0)
     said = str(raised.value).splitlines()[0]
     assert {
-        "raises": "the decoder raised ConnectionError: the server\\nis gone. Mend the decoder",
+        "raises": "the decoder raised ConnectionError: the server\\nis gone. Fix the decoder",
         "hangs": "within 1 s, example ",
         "too few": "under setting 'all': every prompt needs one",
     }[decoder] in said

@@ -1,1 +1,1 @@
-"""Checks by the accelerators' own compilers, on a machine without accelerators."""
+"""Checks with the accelerators' own compilers, on a machine without accelerators."""

@@ -1,10 +1,10 @@
-"""Compiles every program for a device with the accelerators' own compilers, and checks the results; nothing is run.
+"""Compiles every device program with the accelerators' own compilers, and checks the results; runs none.
 
     python -m tools.accelerators
     python -m tools.accelerators --all --output=build/accelerators.json
 
-The compilers are installed into a folder of their own (`packages.py`). Where they are not available, this says so, and
-that nothing was checked. Processes compile in parallel, each for one target (`targets.py`).
+The compilers are installed into a separate folder (`packages.py`). If they are not available, this prints so and checks
+nothing. Processes compile in parallel, each for one target (`targets.py`).
 """
 
 import argparse
@@ -25,9 +25,9 @@ _MEGA = 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles and checks; returns 1 if a program does not compile, or is not as it should be.
+    """Compiles and checks; returns 1 if a program does not compile, or fails a check.
 
-    With `--all`, the checks themselves are tried on broken copies, too, by tests of `tests/accelerators`.
+    With `--all`, tests of `tests/accelerators` also try the checks on broken programs.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--all", action="store_true", help="every program for every device: an hour of two cores")
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _targets(folder: pathlib.Path, *, every: bool) -> list[str]:
-    """Returns the targets as words of a command line, of a process that has the compilers: describing takes them."""
+    """Returns the targets as command-line words, from a process with the compilers, since describing needs them."""
     function = "every_target" if every else "of_changes"
     program = f"from tools.accelerators import targets as t; print(*(e.text() for e in t.{function}()), sep=chr(10))"
     return subprocess.run(
@@ -85,7 +85,7 @@ def _rows(targets: Sequence[str], folder: pathlib.Path, *, processes: int) -> It
 
 
 def _compiled_apart(target: str, folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns what a process of its own has made of a target."""
+    """Returns the results for a target from a separate process."""
     command = [sys.executable, "-m", __package__, f"--compile={target}"]
     done = subprocess.run(command, env=environment(folder), cwd=_ROOT, capture_output=True, text=True, check=False)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -96,7 +96,7 @@ def _compiled_apart(target: str, folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _compile(text: str) -> None:
-    """Prints a line of JSON for each program of a target."""
+    """Prints a JSON line for each program of a target."""
     from .checks import faults
     from .compiled import compiled
     from .described import platform_of
@@ -116,7 +116,7 @@ def _compile(text: str) -> None:
             made = compiled(program, platform=platform, with_assembly=target.dtype == "float32")
             smallest = compiled(program.smallest, platform=platform) if program.smallest else None
         except Exception as error:
-            # Whatever a compiler raises: the others are compiled all the same.
+            # The other programs are compiled whatever error this compiler raises.
             print(json.dumps({**row, "faults": [f"{type(error).__name__}: {str(error)[:300]}"]}), flush=True)
             continue
         memory = made.memory

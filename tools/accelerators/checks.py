@@ -1,4 +1,4 @@
-"""Expectations of compiled programs, and messages for those that a program does not meet."""
+"""Expectations of compiled programs, and messages for those that a program fails."""
 
 from calm_beam.precision import Precision
 
@@ -8,12 +8,12 @@ _ADDING = (" reduce(", " dot(", " convolution(", " custom-call(")
 
 
 def faults(made: Compiled, precision: Precision, *, smallest: Compiled | None = None) -> list[str]:
-    """Returns what a program has that it should not have, or lacks; nothing if it is as it should be.
+    """Returns the faults of a program; empty if it meets all expectations.
 
     Args:
-      made: The program.
-      precision: In which its model computes.
-      smallest: What the compiler makes of `Program.smallest`; None if that is not compared.
+      made: The compiled program.
+      precision: The model's precision.
+      smallest: The compiled `Program.smallest`; None to skip the comparison.
     """
     program, found = made.program, []
 
@@ -33,7 +33,7 @@ def faults(made: Compiled, precision: Precision, *, smallest: Compiled | None = 
             f"{made.memory.alias_size_in_bytes:,} written in place"
         )
     if smallest and (differing := _differing(made, smallest)):
-        found.append(f"a row is computed in another way beside others: {differing[0][:200]}")
+        found.append(f"a row is computed differently in a batch: {differing[0][:200]}")
     return [*found, *(_rounded(made) if precision.dtype == "float32" else ())]
 
 
@@ -41,7 +41,7 @@ def _differing(made: Compiled, smallest: Compiled) -> list[str]:
     """Returns computations that only one of two programs has, and that may round differently."""
     one, other = made.precision, smallest.precision
     differing = [*(one - other), *(other - one)]
-    # Number by number, nothing is added up in another order. A GPU may multiply and add in one, a TPU does not.
+    # Elementwise operations have no order of summation. A GPU may fuse multiply and add, a TPU does not.
     return [each for each in differing if made.platform == "gpu" or any(word in each for word in _ADDING)]
 
 

@@ -1,4 +1,4 @@
-"""A program as the compiler of a device has made it, and what can be read from that."""
+"""A program compiled for a device, and the facts that can be read from the result."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from calm_beam.decoding.compilation import GPU_OPTIONS
 
 _COLLECTIVE = re.compile(r"= .*?\b(all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)(?:-start)?\(")
 _HIGHEST = re.compile(r"operand_precision=\{highest,highest\}|\"operand_precision\":\[\"HIGHEST\",\"HIGHEST\"\]")
-# Names, what a computation takes and in which order, where it is in the source, how it is scheduled and laid out.
+# Names, parameters and their order, source locations, schedules and layouts.
 _UNSAID = re.compile(
     r"^%.*\) -> |ROOT |%[\w.\-]+|(?<= parameter)\(\d+\)|"
     r", (?:metadata|backend_config|sharding)=\{.*|\{[\d,]*(?::[^}]*)?\}"
@@ -31,16 +31,16 @@ _ARITHMETIC = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A program, compiled.
+    """A compiled program.
 
     Attributes:
-      program: As it was asked for.
+      program: The program.
       platform: `tpu` or `gpu`.
-      seconds: Of processors, that tracing, lowering and compiling took.
-      text: The program as the compiler has optimised it.
+      seconds: Processor time of tracing, lowering and compiling.
+      text: The program after the compiler's optimisations.
       memory: The compiler's `memory_analysis`.
-      cost: Its `cost_analysis`.
-      assembly: PTX of a program for NVIDIA's GPUs, if it was asked for; else nothing.
+      cost: The compiler's `cost_analysis`.
+      assembly: PTX of a program for NVIDIA's GPUs, if it was requested; else empty.
       code_bytes: Size of the program.
     """
 
@@ -55,12 +55,12 @@ class Compiled:
 
     @property
     def conditionals(self) -> int:
-        """Conditionals that have remained such."""
+        """Number of conditionals that the compiler has kept."""
         return len(re.findall(r" conditional\(", self.text))
 
     @property
     def collectives(self) -> Counter[str]:
-        """How often devices exchange numbers, by the way in which they do."""
+        """Number of collective operations, by kind."""
         return Counter(_COLLECTIVE.findall(self.text))
 
     @property
@@ -73,7 +73,7 @@ class Compiled:
         """The float computations of a program, without names: each fused computation, and each unfused product."""
         found: Counter[str] = Counter()
         for computation in self.text.split("\n\n"):
-            # Sorted, since the compiler writes what does not depend on each other in any order.
+            # Sorted, since the compiler writes independent lines in any order.
             lines = sorted(_UNSAID.sub("", line).strip() for line in computation.splitlines())
             of_floats = [line for line in lines if _ARITHMETIC.search(line)]
             if any(" while(" in line or " fusion(" in line for line in lines):
@@ -84,7 +84,7 @@ class Compiled:
 
     @property
     def brought_whole(self) -> list[str]:
-        """Arrays of which each device has a part, and that are brought to all of them: their shapes."""
+        """Shapes of the arrays that are sharded over devices and gathered onto each."""
         results = [
             line.split("=", 1)[1].split("(%", 1)[0] for line in self.text.splitlines() if _COLLECTIVE.search(line)
         ]
@@ -94,7 +94,7 @@ class Compiled:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a device's memory while it runs: arguments, results and what is intermediate."""
+        """Bytes of a device's memory while it runs: arguments, results and temporaries."""
         memory = self.memory
         return int(
             memory.argument_size_in_bytes
@@ -105,12 +105,12 @@ class Compiled:
 
 
 def compiled(program: Program, *, platform: str, with_assembly: bool = False) -> Compiled:
-    """Returns a program as a device's compiler makes it.
+    """Returns a program compiled by a device's compiler.
 
     Args:
-      program: Which.
+      program: The program.
       platform: `tpu` or `gpu`.
-      with_assembly: Whether PTX is kept, on a GPU.
+      with_assembly: Whether to keep the PTX on a GPU.
     """
     begun = time.process_time()
     options: dict[str, Any] = dict(GPU_OPTIONS) if platform == "gpu" else {}
@@ -137,7 +137,7 @@ def compiled(program: Program, *, platform: str, with_assembly: bool = False) ->
 
 @contextlib.contextmanager
 def as_on(platform: str) -> Iterator[None]:
-    """Has what is traced take this machine for one with accelerators."""
+    """Makes tracing take this machine for one with accelerators."""
     jax.clear_caches()
     with mock.patch.object(jax, "default_backend", return_value=platform):
         yield

@@ -1,4 +1,4 @@
-"""Accelerators that are described only: their compilers make programs for them, which nothing here can run."""
+"""Accelerators that are only described: their compilers make programs for them, which cannot run here."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from jax.experimental import topologies
 TPUS = {"v5e": "v5e:2x2", "v4": "v4:2x2x1", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 """TPUs, with topologies of at least four devices."""
 
-# Compute capability; most bytes of shared memory of a block, and of a multiprocessor; multiprocessors; bytes of L2
-# cache and of memory, and memory bandwidth. CUDA C++ Programming Guide, "Compute Capabilities"; NVIDIA's data sheets.
+# Compute capability; shared memory per block and per multiprocessor in bytes; multiprocessors; bytes of L2 cache and
+# of memory; memory bandwidth. CUDA C++ Programming Guide, "Compute Capabilities"; NVIDIA's data sheets.
 _GPUS = {
     "H100": ((9, 0), 232_448, 233_472, 132, 50 << 20, 80 << 30, 3_350_000_000_000),
     "A100": ((8, 0), 166_912, 167_936, 108, 40 << 20, 80 << 30, 2_039_000_000_000),
@@ -19,12 +19,12 @@ GPUS = tuple(_GPUS)
 
 
 def platform_of(device: str) -> str:
-    """Returns `tpu` or `gpu`, as JAX calls the backend of a device of `TPUS` or `GPUS`."""
+    """Returns `tpu` or `gpu`, JAX's name for the backend of a device in `TPUS` or `GPUS`."""
     return "tpu" if device in TPUS else "gpu"
 
 
 def devices(device: str, count: int) -> list[Any]:
-    """Returns so many devices of a kind, up to four, in one process."""
+    """Returns several devices of a kind, up to four, in one process."""
     if device in TPUS:
         return list(topologies.get_topology_desc(platform="tpu", topology_name=TPUS[device]).devices)[:count]
     topology = topologies.get_topology_desc(platform="cuda", target_config=_described(device), topology=f"1x1x{count}")

@@ -1,4 +1,4 @@
-"""The accelerators' compilers: which versions the installed JAX asks for, and a folder of their own for them.
+"""The accelerators' compilers: the versions that the installed JAX requires, and a separate folder for them.
 
 The folder is next to the project's environment, and comes before it on the path of processes that compile. Nothing in
 it is a dependency of calm-beam: libtpu is under Google Cloud Platform's terms, NVIDIA's assembler under NVIDIA's.
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from packaging.requirements import Requirement
 
-# Variables of processes that compile: for a TPU nobody is asked for, by several processes side by side; nothing is run.
+# Environment of processes that compile: they do not look for a TPU, may run in parallel, and run nothing on devices.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "JAX_ENABLE_COMPILATION_CACHE": "false",
 }
 _PLUGIN = "jax-cuda12-plugin"
-# Of what the plugin's extra brings, the assembler of machine code alone; no library that a GPU would run.
+# Of the plugin's extra, only the assembler of machine code; no library that only a GPU would run.
 _OF_PLUGIN = ("jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 
 
@@ -34,14 +34,14 @@ class MissingPackagesError(Exception):
 
 
 def asked_for(requirements: Iterable[str], wanted: Mapping[str, str]) -> list[str]:
-    """Returns what some requirements of a package say of others, without extras and markers.
+    """Returns a package's requirements on some other packages, without extras and markers.
 
     Args:
-      requirements: As in the package's metadata.
-      wanted: Names of the others, each with the extra that asks for it; an empty one if it is always asked for.
+      requirements: The requirements in the package's metadata.
+      wanted: Names of the others, each with the extra that requires it; empty if it is always required.
 
     Raises:
-      MissingPackagesError: If one of them is not mentioned.
+      MissingPackagesError: If one of them is not among the requirements.
 
     >>> asked_for(['libtpu==0.0.42.*; extra == "tpu"', "numpy>=2.0"], {"libtpu": "tpu"})
     ['libtpu==0.0.42.*']
@@ -58,10 +58,10 @@ def asked_for(requirements: Iterable[str], wanted: Mapping[str, str]) -> list[st
 
 
 def installed(folder: pathlib.Path, *, requirements: Iterable[str] | None = None) -> pathlib.Path:
-    """Returns a folder with the compilers that the installed JAX asks for; installs them if they are not there yet.
+    """Returns a folder with the compilers that the installed JAX requires; installs them if they are missing.
 
     Args:
-      folder: Where to.
+      folder: The folder.
       requirements: JAX's requirements; None for those of its metadata.
 
     Raises:

@@ -1,4 +1,4 @@
-"""For which devices, numbers and models programs are compiled: some for every change, all before a release."""
+"""The devices, precisions and models for which programs are compiled: some for every change, all before a release."""
 
 import dataclasses
 import itertools
@@ -14,14 +14,14 @@ from .described import GPUS, TPUS, devices
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """Programs that one process compiles.
+    """A set of programs that one process compiles.
 
     Attributes:
       device: One of `TPUS` or `GPUS`.
       count: Devices that share the model.
       dtype: One of `DTYPES`.
       model: One of `MODELS` or `LARGE_MODELS`.
-      only: Which of its programs, as a regular expression for their names.
+      only: A regular expression for the names of programs; empty for all.
     """
 
     device: str
@@ -32,11 +32,11 @@ class Target:
 
     @property
     def precision(self) -> Precision:
-        """In which numbers the model computes."""
+        """The model's precision."""
         return Precision(dtype=self.dtype)
 
     def programs(self) -> Iterator[Program]:
-        """Yields what is compiled."""
+        """Yields the programs to compile."""
         found = devices(self.device, self.count)
         if self.model in LARGE_MODELS:
             every = large_programs(LARGE_MODELS[self.model], self.precision, devices=found)
@@ -45,12 +45,12 @@ class Target:
         return (each for each in every if re.search(self.only, each.name))
 
     def text(self) -> str:
-        """Returns it as a word of a command line."""
+        """Returns the target as a command-line word."""
         return "/".join((self.device, str(self.count), self.dtype, self.model, self.only))
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Returns what `text` has made a word of."""
+        """Returns the target for a word that `text` has made."""
         device, count, dtype, model, only = text.split("/", 4)
         return cls(device=device, count=int(count), dtype=dtype, model=model, only=only)
 
@@ -87,7 +87,7 @@ _OF_CHANGES = (
 
 
 def of_changes() -> list[Target]:
-    """Returns what is compiled for every change, in four minutes of two idle cores."""
+    """Returns the targets for every change, which take four minutes on two idle cores."""
     return [
         Target(device=device, count=count, dtype=dtype, model=model, only=only)
         for device, count, dtype, model, only in _OF_CHANGES
@@ -95,9 +95,9 @@ def of_changes() -> list[Target]:
 
 
 def every_target() -> list[Target]:
-    """Returns all: every program in both dtypes for TPU v5e and H100, on one device and four.
+    """Returns all targets: every program in both dtypes for TPU v5e and H100, on one device and four.
 
-    Other GPUs have the steps of both models, on one device and four, too; other TPUs those of T5 once, on one device.
+    Other GPUs have the steps of both models, on one device and four; other TPUs only those of T5, on one device.
     """
     main, steps = ("v5e", "H100"), rf"{_LAYERS}|^served loop, 1 x 64, softmax$"
     found = [

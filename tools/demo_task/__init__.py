@@ -1,4 +1,4 @@
-"""The sentences of the demo task, from our own lexicon and grammar.
+"""Generator of the demo task's sentences, from our own lexicon and grammar.
 
 Their output is in calm_beam/inputs/demo.
 """

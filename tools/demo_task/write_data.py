@@ -21,10 +21,10 @@ def write_data(directory: pathlib.Path, *, seed: int, training: int, validation:
     """Writes `training`, `validation` and `calibration` as `.jsonl.gz`; no sentence is in two of them.
 
     Args:
-      directory: Where to; made if needed.
+      directory: The folder to write to; made if needed.
       seed: Decides all sentences.
       training: Number of training sentences, each with one translation.
-      validation: Number of validation sentences, likewise.
+      validation: Number of validation sentences, each with one translation.
       calibration: Number of calibration sentences, each with all its translations.
     """
     seen, unseen = training_and_calibration(seed=seed, training=training + validation, calibration=calibration)
@@ -42,19 +42,19 @@ def _write(path: pathlib.Path, pairs: Sequence[SentencePair], prefix: str) -> No
     )
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     with replacing(path) as temporary:
-        # No time and no name in the header: the same sentences are the same bytes.
+        # No time and no name in the header, so that equal sentences give equal bytes.
         temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def _folder(name: str) -> pathlib.Path:
-    # Of an empty name, a path would be the current folder.
+    # An empty path would be the current folder.
     if not name.strip():
         raise argparse.ArgumentTypeError("is empty")
     return pathlib.Path(name)
 
 
 def main() -> None:
-    """Writes the files from which the demo model was made."""
+    """Writes the files from which the demo model was trained."""
     parser = argparse.ArgumentParser(description="Writes the demo task as JSONL files.")
     parser.add_argument("--output", type=_folder, required=True, help="directory to write to")
     write_data(parser.parse_args().output, seed=SEED, training=TRAINING, validation=VALIDATION, calibration=CALIBRATION)

@@ -1,12 +1,12 @@
-"""Whether every command gives on Flink, and on Prism, what it gives in one process.
+"""Checks that every command gives on Flink and on Prism the same files as in one process.
 
     make flink
     python -m tools.flink --runners=flink --commands=calibrate --examples=200
 
-Fetches what is missing into a cache (`CALM_BEAM_ENGINES`, by default a folder of the user's cache), starts a session
-cluster on loopback, runs commands on the demo model, compares every file that they write with that of one
-process, and stops what it started. `certify` itself has no pipeline: it certifies what a decoder of one's own gave on
-the runner. Prints a line for each; the exit status is 1 if something is not equal.
+Fetches missing engines into a cache (`CALM_BEAM_ENGINES`, by default a folder of the user's cache), starts a session
+cluster on loopback, runs commands on the demo model, compares every file that they write with that of one process, and
+stops the cluster. `certify` itself has no pipeline: here it certifies the outputs of a user's decoder from the runner.
+Prints a line for each command; the exit status is 1 if files differ.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _RUNNERS = ("one process", "two processes", "flink", "prism")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what flags name; returns 1 if something is not equal, or an engine cannot be had."""
+    """Runs the commands that flags select; returns 1 if files differ, or an engine is not available."""
     parser = argparse.ArgumentParser(prog="python -m tools.flink", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", default="build/flink", help="folder of what commands write, and of their logs")
     parser.add_argument("--runners", default="two processes,flink,prism", help=f"of {', '.join(_RUNNERS[1:])}")
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     checks = Checks(pathlib.Path(flags.output).absolute(), examples=flags.examples)
     outcomes: dict[tuple[str, str], Outcome] = {}
     asked = [command for command in Checks.commands if command in flags.commands.split(",")]
-    # Answers are made under what one process has calibrated.
+    # `generate` needs the calibration of one process.
     here = [command for command in Checks.commands if command in ("calibrate", *asked)]
     try:
         for runner in ("one process", *flags.runners.split(",")):
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _flags_of(runner: str) -> Iterator[tuple[str, ...]]:
-    """Gives what a command is given to run on a runner."""
+    """Gives the flags for running a command on a runner."""
     engines = Engines.here()
     if runner == "flink":
         engines.fetch_flink()

@@ -1,4 +1,4 @@
-"""What every command makes of the same data in one process, and on another runner."""
+"""Runs of every command on the same data, in one process and on another runner, and their comparison."""
 
 import dataclasses
 import gzip
@@ -24,22 +24,22 @@ _ENTRY = "from calm_beam.launch.cli import entry_point; entry_point()"
 _DECODING = ("--thresholds=0.9,0.5,0.2,0", "--max_decode_length=24", "--batch_size=4", "--num_shards=4")
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.1,0.3")
 _SERVED = ("--consistency=textual", "--delta=0.3")
-# When a run was, the instructions of its processor, which nobody knows of workers elsewhere, and hashes of both.
+# Keys that may differ: times, the processor's instructions, which are unknown for remote workers, and hashes of both.
 _NAMES = ("created", "time", "instructions", "digest", "outputs", "job", "tests", "previous")
-# Likewise where they are no more than a word or a hash.
+# Keys that may differ if their values are only a word or a hash.
 _WORDS = ("engine", "plan")
-# Named for how long it took.
+# Files that may differ because they depend on time.
 _NOT_COMPARED = ("report.html", "timing-*.json", "*.log")
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a command on a runner.
+    """The outcome of a command on a runner.
 
     Attributes:
       status: Its exit status.
       seconds: How long it took.
-      differing: Files that are not those of one process, but for times; None in one process.
+      differing: Files that differ from those of one process, apart from times; None in one process.
     """
 
     status: int
@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def in_words(self) -> str:
-        """What stands in a table."""
+        """The cell of a table."""
         seconds = f"{self.seconds:.0f} s"
         if self.status:
             return f"status {self.status}, {seconds}"
@@ -61,22 +61,22 @@ class Checks:
     """Commands on the demo model and some of its examples.
 
     Attributes:
-      commands: Their names, in an order in which each finds what it needs.
+      commands: Their names, in an order in which each finds its inputs.
     """
 
     commands = ("calibrate", "calibrate --sequential", "generate", "decode", "certify")
 
     def __init__(self, folder: pathlib.Path, *, examples: int = 40) -> None:
-        """Writes the data: demo examples, and where there are not enough, the same with a number."""
+        """Writes the data: demo examples, and if there are not enough, numbered copies of them."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "rows.jsonl", "w", encoding="utf-8") as file:
             file.writelines(itertools.islice(_rows(), examples))
-        # Named, since runs elsewhere take another engine by default, whose numbers are not to be compared with these.
+        # Named, since other runners have another default engine, whose numbers cannot be compared with these.
         self._engine = "native" if library.is_available() else "xla"
 
     def run(self, command: str, *, runner: str, flags: Sequence[str]) -> Outcome:
-        """Runs a command, and compares what it wrote with what one process has, where that is another runner."""
+        """Runs a command; on another runner, compares its files with those of one process."""
         output = self.output(command, runner=runner)
         shutil.rmtree(output, ignore_errors=True)
         began = time.monotonic()
@@ -86,20 +86,20 @@ class Checks:
         return Outcome(status, seconds, differing_files(one, output) if output != one and not status else None)
 
     def start(self, command: str, output: pathlib.Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Starts a command; its log stands beside its output."""
+        """Starts a command; its log is next to its output."""
         output.mkdir(parents=True, exist_ok=True)
         with open(output.parent / f"{output.name}.log", "ab") as log:
             words = [sys.executable, *self._words(command, output), *flags]
             return subprocess.Popen(words, stdout=log, stderr=log, env=dict(os.environ))
 
     def output(self, command: str, *, runner: str) -> pathlib.Path:
-        """Returns where a command writes to on a runner."""
+        """Returns the folder that a command writes to on a runner."""
         return self._folder / runner.replace(" ", "-") / command.replace(" --", "-")
 
     def _words(self, command: str, output: pathlib.Path) -> list[str]:
         model, rows = f"--checkpoint={embedded.MODEL}", self._folder / "rows.jsonl"
         if command == "certify":
-            # It has no pipeline; what it certifies has.
+            # The command has no pipeline, but the sweep that it certifies has.
             return ["-m", sweep.__name__, str(rows), str(output)]
         words = ["-c", _ENTRY, command.split()[0]]
         if command == "generate":
@@ -114,7 +114,7 @@ class Checks:
 
 
 def _rows() -> Iterator[str]:
-    """Yields lines of examples, no two of which have an id or a prompt in common, without an end."""
+    """Yields lines of examples, endlessly; their ids and prompts are all different."""
     with gzip.open(embedded.CALIBRATION_SET, "rt", encoding="utf-8") as file:
         lines = list(file)
     yield from lines
@@ -126,7 +126,7 @@ def _rows() -> Iterator[str]:
 
 
 def differing_files(one: pathlib.Path, other: pathlib.Path) -> tuple[str, ...]:
-    """Returns which files of two folders differ in more than when, and on which processor, they were made."""
+    """Returns the files of two folders that differ in more than times and processor."""
     here, there = _contents(one), _contents(other)
     return tuple(sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)))
 
@@ -137,7 +137,7 @@ def _contents(folder: pathlib.Path) -> Mapping[str, object]:
 
 
 def _name(path: pathlib.Path) -> str:
-    """Returns a path without the name of a folder of outputs, which goes by the engine."""
+    """Returns a path without the name of a folder of outputs, which depends on the engine."""
     parts = list(path.parts)
     if parts[0] == "generations":
         parts[1] = "*"

@@ -1,7 +1,7 @@
-"""A session cluster of Flink on this machine's loopback interface, with Beam's job server and a pool of workers.
+"""A Flink session cluster on this machine's loopback interface, with Beam's job server and a worker pool.
 
-Each part is a process of its own that can be killed and started again, as a cluster's owner would. The cluster starts a
-failed task again: what a dead TaskManager was at is done by another one, or by the same once it is back.
+Each part is a separate process that can be killed and restarted, as an operator would. The cluster restarts a failed
+task: another TaskManager takes over the work of a dead one, or the same one after its restart.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ POOL, JOB_SERVER, JOB_MANAGER = "pool", "job-server", "job-manager"
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 _MEMORY = "512m"
-# Flink reflects on these; its own scripts open them in the same way.
+# Flink uses reflection on these; its own scripts open them in the same way.
 _OPEN_PACKAGES = (
     *(f"java.{name}" for name in ("io", "lang", "lang.reflect", "net", "nio", "text", "time", "util")),
     *(f"java.util.concurrent{name}" for name in ("", ".atomic", ".locks")),
@@ -39,19 +39,19 @@ _SHARED = {
     "rest.bind-address": HOST,
     "taskmanager.host": HOST,
     "taskmanager.bind-host": HOST,
-    # Every job brings its jars, which otherwise stay for an hour.
+    # Every job uploads its jars, which by default stay for an hour.
     "blob.service.cleanup.interval": "30",
-    # Beam's classes from the cluster's own jars: of classes that a job brings, Beam ends all workers after each step.
+    # Beam's classes come from the cluster's jars: with a job's own classes, Beam ends all workers after each step.
     "classloader.resolve-order": "parent-first",
     "heartbeat.timeout": "20000",
     "heartbeat.interval": "5000",
 }
 _JOB_MANAGER = {
     "restart-strategy.type": "fixed-delay",
-    # Longer than it takes to find out that a TaskManager is gone, and than dead workers are kept for the next try.
+    # Longer than it takes to detect a lost TaskManager, and than dead workers are kept for the next attempt.
     "restart-strategy.fixed-delay.delay": "15 s",
 }
-# All of a TaskManager's memory, since whoever starts one without Flink's scripts has to name it.
+# All memory options of a TaskManager: without Flink's scripts, each must be set.
 _TASK_MANAGER = {
     "taskmanager.cpu.cores": "1",
     "taskmanager.numberOfTaskSlots": "1",
@@ -61,7 +61,7 @@ _TASK_MANAGER = {
     "taskmanager.memory.task.off-heap.size": "64m",
     "taskmanager.memory.network.min": "128m",
     "taskmanager.memory.network.max": "128m",
-    # Of 512 each, a few shuffles at a time take all of the memory above, and a task that finds none left fails.
+    # With the default of 512, a few concurrent shuffles take all of the memory above, and the next task fails.
     "taskmanager.network.sort-shuffle.min-buffers": "64",
     "taskmanager.memory.managed.size": "128m",
     "taskmanager.memory.jvm-metaspace.size": "256m",
@@ -78,14 +78,14 @@ appender.console.layout.pattern = %d{HH:mm:ss} %-5p %c{1} %m%n
 
 
 class Cluster:
-    """One JobManager, TaskManagers, a job server and a pool of workers.
+    """One JobManager, TaskManagers, a job server and a worker pool.
 
     Attributes:
-      folder: Of logs and temporary files.
+      folder: Folder of logs and temporary files.
     """
 
     def __init__(self, engines: Engines, folder: pathlib.Path, *, task_managers: int = 2, tries: int = 4) -> None:
-        """Chooses ports; nothing is started. What fails is tried again as often as `tries` says."""
+        """Chooses ports and starts nothing. A failed task is retried `tries` times."""
         self.folder = folder
         self._tries = tries
         self._engines = engines
@@ -100,7 +100,7 @@ class Cluster:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What a command is given to run here."""
+        """The flags for running a command here."""
         return (
             "--runner=FlinkRunner",
             f"--job_endpoint=localhost:{self._jobs}",
@@ -110,31 +110,31 @@ class Cluster:
         )
 
     def start(self, *names: str) -> None:
-        """Starts parts, all where none is named, and waits until they answer.
+        """Starts some parts, or all if none is named, and waits until they answer.
 
         Raises:
-          EngineError: If one does not.
+          EngineError: If one does not answer.
         """
         (self.folder / "conf").mkdir(parents=True, exist_ok=True)
         (self.folder / "conf" / "config.yaml").touch()
         (self.folder / "log4j.properties").write_text(_LOG, encoding="utf-8")
         for name in names or (JOB_MANAGER, *self._task_managers, JOB_SERVER, POOL):
             with open(self.folder / f"{name}.log", "ab") as log:
-                # A group of its own: the pool's workers are stopped with it.
+                # A separate process group, so that the pool's workers are stopped with it.
                 self._processes[name] = subprocess.Popen(
                     self._command(name), stdout=log, stderr=log, env=_environment(), start_new_session=True
                 )
         self._wait()
 
     def kill(self, name: str) -> None:
-        """Kills a part with SIGKILL, and what it has started."""
+        """Kills a part and its child processes with SIGKILL."""
         process = self._processes.pop(name)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def answer(self, path: str) -> Any:
-        """Returns what the JobManager says under a path of its REST interface.
+        """Returns the JobManager's answer for a path of its REST interface.
 
         Raises:
           OSError: If it does not answer.
@@ -143,7 +143,7 @@ class Cluster:
             return json.load(answer)
 
     def peak_memory(self) -> Mapping[str, int]:
-        """Returns the most bytes that each part that runs has held at a time, and each worker that the pool has."""
+        """Returns the peak memory in bytes of each running part, and of each of the pool's workers."""
         groups = {process.pid: name for name, process in self._processes.items()}
         peaks = {}
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
@@ -152,7 +152,7 @@ class Cluster:
                 part = groups.get(os.getpgid(pid))
                 held = [line for line in (folder / "status").read_text().splitlines() if line.startswith("VmHWM:")]
                 if part and held:
-                    # In KiB.
+                    # VmHWM is in KiB.
                     peaks[part if pid in groups else f"worker {pid}"] = int(held[0].split()[1]) * 1024
         return dict(sorted(peaks.items()))
 
@@ -189,7 +189,7 @@ class Cluster:
     def _java(self) -> list[str]:
         opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPEN_PACKAGES]
         log = f"-Dlog4j.configurationFile=file:{self.folder / 'log4j.properties'}"
-        # Flink's first: its logger is the older one, and the one that it has a bridge for.
+        # Flink's jars first: its logger is the older one, for which it has a bridge.
         path = os.pathsep.join(map(str, (*self._engines.flink, *self._engines.job_server)))
         return ["java", f"-Xmx{_MEMORY}", "-XX:+UseSerialGC", *opened, log, "-cp", path]
 
@@ -221,10 +221,10 @@ _BEAM = "org.apache.beam.runners.flink"
 
 @contextlib.contextmanager
 def running_cluster(engines: Engines, *, task_managers: int = 2, tries: int = 4) -> Iterator[Cluster]:
-    """Gives a cluster that runs, and stops it when the block ends, however it ends.
+    """Gives a running cluster, and stops it when the block ends, also after an error.
 
     Raises:
-      EngineError: If it does not start; its logs are kept then.
+      EngineError: If it does not start; its logs are then kept.
     """
     folder = pathlib.Path(tempfile.mkdtemp(prefix="calm-beam-flink-"))
     cluster = Cluster(engines, folder, task_managers=task_managers, tries=tries)
@@ -238,7 +238,7 @@ def running_cluster(engines: Engines, *, task_managers: int = 2, tries: int = 4)
 
 
 def _environment() -> dict[str, str]:
-    """Returns an environment in which the pool's `python` is this one."""
+    """Returns an environment in which the pool's `python` is this interpreter."""
     return {**os.environ, "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])}
 
 

@@ -1,12 +1,12 @@
-"""The files of Flink, of Beam's job server for it, and of Prism: fetched once, and compared with known ones.
+"""The files of Flink, of Beam's job server for it, and of Prism: fetched once, and verified by checksums.
 
-Flink is the package apache-flink-libraries, whose archive pip compares with `requirements.txt`. The job server is what
+Flink is the package apache-flink-libraries, whose archive pip verifies with `requirements.txt`. The job server is what
 Maven resolves for `pom.xml`, without Flink, which is there already, and without a newer logger than Flink's. Every jar
-is compared with `sha256.txt` whenever a cluster starts. Prism is built by Go, which compares its sources with Go's own
+is verified with `sha256.txt` whenever a cluster starts. Prism is built by Go, which verifies its sources with Go's own
 list of checksums.
 
-The runner is of Beam 2.70, and so of an older Beam than the Python that it runs; the job service below it is of 2.65.
-Newer ones can be put here by naming them in `pom.xml`, and writing `sha256.txt` again:
+The runner is from Beam 2.70, which is older than the Python package that it runs; the job service below it is from
+2.65. To use newer ones, name them in `pom.xml` and write `sha256.txt` again:
 
     python -m tools.flink.files --write
 """
@@ -30,17 +30,17 @@ _HERE = pathlib.Path(__file__).parent
 _SUMS = _HERE / "sha256.txt"
 _PRISM = "github.com/apache/beam/sdks/v2/go/cmd/prism"
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-# Of Flink's own jars: tables, their formats and their planner are not used.
+# The jars of Flink that are used: tables, their formats and their planner are not.
 _FLINK_PARTS = ("flink-dist-", "log4j-")
 
 
 class EngineError(Exception):
-    """An engine cannot be had, or is not the known one; the message says what to do."""
+    """An engine that is not available, or differs from the known one; the message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engines:
-    """Where the files are.
+    """The locations of the files.
 
     Attributes:
       folder: Holds `flink/`, `beam/` and `prism`.
@@ -50,7 +50,7 @@ class Engines:
 
     @classmethod
     def here(cls) -> "Engines":
-        """Returns those of the folder that `CALM_BEAM_ENGINES` names, else of the user's cache."""
+        """Returns the files in the folder that `CALM_BEAM_ENGINES` names, or else in the user's cache."""
         cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         return cls(folder=pathlib.Path(os.environ.get(FOLDER_VARIABLE) or cache / "calm-beam" / "engines").absolute())
 
@@ -66,21 +66,21 @@ class Engines:
 
     @property
     def prism(self) -> pathlib.Path:
-        """The program of the installed Beam's version."""
+        """The Prism program of the installed Beam's version."""
         return self.folder / f"prism-{apache_beam.__version__}" / "prism"
 
     def missing(self) -> str:
-        """Returns in words why no cluster can be started here; empty if one can. Reads no jar."""
+        """Returns why no cluster can be started here, as text; empty if one can. Reads no jar."""
         if shutil.which("java") is None:
             return "no Java on the PATH"
         absent = [name for name in _known() if not (self.folder / name).is_file()]
         return f"{len(absent)} jars are not in {self.folder}; `make flink` fetches them" if absent else ""
 
     def fetch_flink(self) -> None:
-        """Fetches what is missing of Flink and of the job server, and compares everything.
+        """Fetches missing files of Flink and of the job server, and verifies all of them.
 
         Raises:
-          EngineError: If something cannot be had, or differs from what is known.
+          EngineError: If a file is not available, or differs from the known one.
         """
         known = _known()
         for part, fetch in (("flink", _fetch_flink), ("beam", _fetch_job_server)):
@@ -89,10 +89,10 @@ class Engines:
         self.check()
 
     def check(self) -> None:
-        """Compares every jar with the known ones.
+        """Verifies every jar.
 
         Raises:
-          EngineError: If one differs, is missing, or is not known.
+          EngineError: If one differs, is missing, or is unknown.
         """
         known, found = _known(), self.sums()
         wrong = sorted(name for name in known.keys() | found.keys() if known.get(name) != found.get(name))
@@ -110,10 +110,10 @@ class Engines:
         }
 
     def fetch_prism(self) -> None:
-        """Builds Prism of the installed Beam's version, if it is not there.
+        """Builds Prism for the installed Beam's version, if it is missing.
 
         Raises:
-          EngineError: If it cannot be had.
+          EngineError: If it cannot be built.
         """
         if not self.prism.is_file():
             folder = str(self.prism.parent)
@@ -121,12 +121,12 @@ class Engines:
 
 
 def _known() -> dict[str, str]:
-    """Returns the SHA-256 of jars, by their path in the folder."""
+    """Returns the known SHA-256 of jars, by their path in the folder."""
     return {name: digest for digest, name in map(str.split, _SUMS.read_text(encoding="utf-8").splitlines())}
 
 
 def _replace(folder: pathlib.Path, fetch: Callable[[pathlib.Path, pathlib.Path], None]) -> None:
-    """Has a folder made anew, whole or not at all."""
+    """Replaces a folder atomically by a newly fetched one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         fetched = pathlib.Path(name) / "jars"
@@ -161,7 +161,7 @@ def _run(command: Sequence[str], *, environment: Mapping[str, str] | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fetches and compares everything, or writes down what is there."""
+    """Fetches and verifies everything, or writes the checksums of the files that are there."""
     parser = argparse.ArgumentParser(prog="python -m tools.flink.files", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true", help="take the jars that Maven and pip give for the known ones")
     flags = parser.parse_args(argv)

@@ -1,12 +1,12 @@
-"""Runs on a Flink cluster of which a part is killed, again and again.
+"""Runs on a Flink cluster while parts of it are killed repeatedly.
 
     python -m tools.flink.kills --kills=10
 
-Killed with SIGKILL are a TaskManager, the pool with its workers, the JobManager, or the launcher, while workers decode:
-up to 3 seconds after the first finished shard, and then after each further one. A part that was killed is started again
-after a moment, as whatever watches over a cluster does, and a run that has ended without a result goes on with
-`--resume`. In the end there has to be what an undisturbed run has written. Prints a line for each part; the exit status
-is 1 if files differ, or if a run was over before it was disturbed as often as asked.
+SIGKILL hits a TaskManager, the pool with its workers, the JobManager, or the launcher, while workers decode: up to 3
+seconds after the first finished shard, and then after each further one. A killed part is restarted after a moment, as a
+cluster's supervisor does, and a run that ended without a result goes on with `--resume`. In the end the files must
+equal those of an undisturbed run. Prints a line for each part; the exit status is 1 if files differ, or if a run
+finished before it was disturbed as often as requested.
 """
 
 import argparse
@@ -25,18 +25,18 @@ from .files import EngineError, Engines
 LAUNCHER = "launcher"
 _TARGETS = ("task-manager-1", POOL, JOB_MANAGER, LAUNCHER)
 _COMMAND = "calibrate"
-# Far more than a run takes: one that hangs is an outcome of its own.
+# Far more than a run takes: a hanging run is reported as such.
 _LONGEST = 1800.0
 _SHARDS = "generations/*/*.parquet"
-# One prompt at a time, a few in a shard: slow enough that kills meet decoding, and that shards are finished one by one.
+# One prompt at a time, a few per shard: slow enough that kills hit decoding, and that shards finish one by one.
 _FLAGS = ("--num_shards=40", "--batch_size=1")
 _MOST_SECONDS_AFTER = 3.0
-# For all kills of a run.
+# Flink's attempts, enough for all kills of a run.
 _TRIES = 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kills as often as flags say; returns 1 if something was not as without."""
+    """Kills as often as flags say; returns 1 if a result differs from that without kills."""
     parser = argparse.ArgumentParser(prog="python -m tools.flink.kills", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", default="build/flink-kills", help="folder of what runs write, and of their logs")
     parser.add_argument("--targets", default=",".join(_TARGETS), help="what is killed, comma-separated")
@@ -60,16 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Disturbed:
-    """A run of which a part is killed while shards are decoded.
+    """A run with kills of one part while shards are decoded.
 
     Attributes:
-      kills: How many shards were finished at each kill.
+      kills: Number of finished shards at each kill.
       resumed: How often it went on with `--resume`.
-      is_finished: Whether it came to its end.
+      is_finished: Whether it reached its end.
     """
 
     def __init__(self, checks: Checks, cluster: Cluster, target: str, draw: random.Random) -> None:
-        """Nothing is started."""
+        """Starts nothing yet."""
         self.kills: list[int] = []
         self.resumed = 0
         self.is_finished = False
@@ -79,11 +79,11 @@ class _Disturbed:
         self._all_shards = len(list(self._undisturbed.glob(_SHARDS)))
 
     def kill(self, times: int) -> None:
-        """Runs to the end, or until a run hangs; disturbs as often as asked, if there is something left to decode."""
+        """Runs to the end, or until a run hangs; kills as often as requested while something is left to decode."""
         shutil.rmtree(self._output, ignore_errors=True)
         status = self._run(times)
         while status not in (0, None) and self.resumed <= times:
-            # What a job that lost its launcher still does would be in the way of the next.
+            # A job that lost its launcher may still run and would disturb the next one.
             for part in (JOB_SERVER, JOB_MANAGER):
                 self._cluster.kill(part)
             self._cluster.start(JOB_MANAGER, JOB_SERVER)
@@ -92,7 +92,7 @@ class _Disturbed:
         self.is_finished = status == 0
 
     def in_words(self) -> str:
-        """Returns what became of it."""
+        """Returns the outcome as text."""
         at = ", ".join(map(str, self.kills))
         end = "came to its end" if self.is_finished else "did not come to its end"
         files = ", ".join(self.differing())
@@ -102,7 +102,7 @@ class _Disturbed:
         )
 
     def differing(self) -> tuple[str, ...]:
-        """Returns files that are not those of an undisturbed run."""
+        """Returns the files that differ from those of an undisturbed run."""
         return differing_files(self._undisturbed, self._output)
 
     def _run(self, times: int, *flags: str) -> int | None:

@@ -1,9 +1,9 @@
-"""How the pipeline itself grows: prompts by the thousand, through a decoder that answers at once.
+"""Measures how the pipeline itself scales: thousands of prompts through a decoder that answers at once.
 
     python -m tools.flink.scale --prompts=10000,100000
 
 Every number of prompts is swept and certified in one process and on a cluster of two TaskManagers, and the files are
-compared. Prints seconds, bytes that Flink moved between its tasks, and the most memory that each part ever held.
+compared. Prints seconds, the bytes that Flink moved between its tasks, and the peak memory of each part.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from .cluster import Cluster, running_cluster
 from .files import EngineError, Engines
 
 _COMMAND = "certify"
-# So many prompts a shard: what a worker holds at once stays the same.
+# A fixed number of prompts per shard keeps a worker's memory the same.
 _PROMPTS_PER_SHARD = 1000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures; returns 1 if something is not equal, or an engine cannot be had."""
+    """Measures; returns 1 if files differ, or an engine is not available."""
     parser = argparse.ArgumentParser(prog="python -m tools.flink.scale", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", default="build/flink-scale", help="folder of what runs write, and of their logs")
     parser.add_argument("--prompts", default="10000,100000", help="how many, comma-separated")
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bytes_moved(cluster: Cluster) -> int:
-    """Returns how many bytes the tasks of all jobs have written for others."""
+    """Returns the number of bytes that the tasks of all jobs have sent to others."""
     jobs = (job["jid"] for job in cluster.answer("jobs/overview")["jobs"])
     return sum(step["metrics"]["write-bytes"] for job in jobs for step in cluster.answer(f"jobs/{job}")["vertices"])
 

@@ -1,8 +1,8 @@
-"""Sweeps a decoder that answers at once, and certifies what it gave: what is left is the pipeline.
+"""Sweeps a decoder that answers at once, and certifies its outputs, so that only the pipeline takes time.
 
     python -m tools.flink.sweep rows.jsonl swept --num-shards=8 --runner=FlinkRunner --job_endpoint=localhost:8099 ...
 
-Flags that are not of this program are Beam's.
+Unknown flags are passed to Beam.
 """
 
 import argparse

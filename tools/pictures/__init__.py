@@ -1,1 +1,1 @@
-"""The documentation's pictures, made again from what the commands write."""
+"""Regenerates the documentation's pictures from the commands' outputs."""

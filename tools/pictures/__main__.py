@@ -1,4 +1,4 @@
-"""Makes the pictures of the documentation, on the demo model and data, by the commands; takes about ten minutes.
+"""Makes the documentation's pictures by running commands on the demo model and data; takes about ten minutes.
 
 python -m tools.pictures --output=docs/pictures
 python -m tools.pictures --output=docs/pictures --only=report,proof
@@ -31,9 +31,9 @@ _PROMPT = "Do they want to repair their car?"
 
 @functools.cache
 def _calibrated(folder: pathlib.Path, *flags: str) -> pathlib.Path:
-    """Returns the output directory of a calibration, which is made once."""
+    """Returns the output directory of a calibration, which runs only once."""
     output = folder / "-".join(["calibration", *(flag.strip("-").replace("=", "-") for flag in flags)])
-    # The paper's rule, unless another is asked for: pictures do not depend on the machine.
+    # The paper's rule by default, so that pictures do not depend on the machine.
     _run("calibrate", *(flags or ("--confidence=softmax",)), f"--output={output}")
     return output
 
@@ -59,7 +59,7 @@ def make_risk(folder: pathlib.Path, output: pathlib.Path) -> None:
 
 
 def make_proof(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Makes the picture of a proof that was watched, round by round."""
+    """Makes the picture of a sequential proof, round by round."""
     # Small shards make many rounds.
     sequential = _calibrated(
         folder, "--sequential", "--num_shards=20", "--round_examples=50", "--delta=0.1", "--consistency=textual"
@@ -69,7 +69,7 @@ def make_proof(folder: pathlib.Path, output: pathlib.Path) -> None:
 
 
 def make_evaluation(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Makes the picture of the page of repeated splits, of two measures."""
+    """Makes the picture of the page of repeated splits, for two measures."""
     generations = ",".join(map(str, (_calibrated(folder), _calibrated(folder, "--confidence=state"))))
     _run(
         "evaluate",
@@ -104,7 +104,7 @@ def make_terminal(folder: pathlib.Path, output: pathlib.Path) -> None:
 
 
 def make_throughput(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Makes the plot of tokens a second, of what docs/measurements.md says."""
+    """Makes the plot of tokens per second, from the table in docs/measurements.md."""
     throughput.draw(throughput.read_rates(_PAGE), path=output / "throughput.svg")
 
 
@@ -115,7 +115,7 @@ def _exit_flags(min_exit_layer: int, exit_interval: int) -> tuple[str, str]:
 def _tradeoff_points(
     folder: pathlib.Path, measures: str, *, model: str, data: str, min_exit_layer: int = 1, exit_interval: int = 1
 ) -> list[Point]:
-    """Returns what `evaluate` measures of some measures, if these layers may exit."""
+    """Returns the points that `evaluate` measures for some measures, if these layers may exit."""
     output = folder / f"tradeoff-{min_exit_layer}-{exit_interval}"
     _run(
         "evaluate",
@@ -147,7 +147,7 @@ def make_tradeoff(folder: pathlib.Path, output: pathlib.Path) -> None:
     )
     tradeoff = functools.partial(_tradeoff_points, folder, model=model, data=data)
     points = tradeoff("softmax,state,classifier")
-    # What `suitability` says of this model: every second layer.
+    # `suitability` recommends every second layer for this model.
     lowest = interval = 2
     sparse = tradeoff("softmax", min_exit_layer=lowest, exit_interval=interval)
     points += [point for point in sparse if point.confidence == "softmax"]

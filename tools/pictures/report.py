@@ -1,4 +1,4 @@
-"""Pages as pictures: outputs in the colours of their exit layers with the slider below, or a section of any page."""
+"""Pictures of pages: outputs in the colours of their exit layers with the slider below, or a section of any page."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Scheme = Literal["light", "dark"]
 
-# About as wide as a README is shown.
+# About the width at which a README is shown.
 _WIDTH = 900
 _EXAMPLES = 2
 _FRAME = """(examples) => {
@@ -35,18 +35,18 @@ def find_browser() -> str:
 def photographed(
     report: pathlib.Path, *, consistency: str, delta: float, browser: str, scheme: Scheme = "light"
 ) -> bytes:
-    """Returns the part of a report that shows outputs token by token, as WebP.
+    """Returns a WebP picture of the part of a report that shows outputs token by token.
 
     Args:
-      report: The report, with one entry for the promise below.
-      consistency: Kind of consistency of the promise whose threshold the slider is set to.
+      report: The report, with one entry for the guarantee below.
+      consistency: Kind of consistency of the guarantee whose threshold the slider shows.
       delta: Its tolerance.
       browser: Path of a Chromium.
       scheme: Colours of the page: light or dark.
     """
     with _opened(report, browser=browser, scheme=scheme) as page:
         _choose(page, consistency=consistency, delta=delta)
-        # From the scale of colours to the last example's end, which the slider follows.
+        # From the colour scale to the end of the last example, where the slider is.
         height = page.evaluate(_FRAME, _EXAMPLES)
         page.set_viewport_size({"width": _WIDTH, "height": height})
         page.locator("#examples-scale").evaluate("(scale) => scrollTo(0, scale.offsetTop - 8)")
@@ -57,19 +57,19 @@ def photographed(
 def photographed_section(
     report: pathlib.Path, *, heading: str, browser: str, promise: tuple[str, float] | None = None
 ) -> bytes:
-    """Returns a section of a page, as WebP.
+    """Returns a WebP picture of a section of a page.
 
     Args:
       report: The page.
-      heading: The section's.
+      heading: The section's heading.
       browser: Path of a Chromium.
-      promise: Kind of consistency and tolerance of the promise to choose on the report of a calibration; None shows
-        the one that the page shows first.
+      promise: Kind of consistency and tolerance of the guarantee to select on a calibration's report; None for the one
+        that the page shows first.
     """
     with _opened(report, browser=browser, scheme="light") as page:
         if promise is not None:
             _choose(page, consistency=promise[0], delta=promise[1])
-        # The slider lies over whatever is below it.
+        # The slider covers whatever is below it.
         page.add_style_tag(content=".player{visibility:hidden}section{padding:20px 16px 16px !important}")
         page.evaluate(_DRAWN)
         return _webp(page.get_by_role("region", name=heading, exact=True).screenshot())
@@ -83,14 +83,14 @@ def _choose(page: Any, *, consistency: str, delta: float) -> None:
 
 @contextlib.contextmanager
 def _opened(report: pathlib.Path, *, browser: str, scheme: Scheme) -> Iterator[Any]:
-    # Here, since it comes with what developers install.
+    # Imported here: playwright is a developers' package.
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        # Containers often have no user that a sandbox could be given to.
+        # Containers often have no user for a sandbox.
         started = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         try:
-            # Sharp on screens of high resolution, too. The page's policy would refuse a style for the picture.
+            # Sharp also on screens of high resolution. The page's policy would refuse a style that is added.
             context = started.new_context(
                 viewport={"width": _WIDTH, "height": _WIDTH},
                 device_scale_factor=2,
@@ -105,7 +105,7 @@ def _opened(report: pathlib.Path, *, browser: str, scheme: Scheme) -> Iterator[A
 
 
 def _webp(png: bytes) -> bytes:
-    # Here, as above.
+    # Imported here, since Pillow is a developers' package.
     from PIL import Image
 
     picture = io.BytesIO()

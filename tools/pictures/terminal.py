@@ -1,4 +1,4 @@
-"""The output of commands, as a drawing of a terminal that fetches nothing."""
+"""The output of commands, drawn as a terminal, without references to other files."""
 
 import html
 import io
@@ -12,7 +12,7 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 _COLUMNS = 80
-# rich's own names a font on a server; the marks are rich's.
+# rich's own format loads a font from a server; the placeholders are rich's.
 _FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img" \
 aria-label="LABEL">
 <style>
@@ -32,7 +32,7 @@ aria-label="LABEL">
 
 
 def printed(argv: Sequence[str], *, cwd: str) -> str:
-    """Returns what a command prints on a terminal with colours, given its arguments after the name of the program.
+    """Returns the output of a command on a terminal with colours, given its arguments after the program's name.
 
     Raises:
       RuntimeError: If it fails.
@@ -52,7 +52,7 @@ def printed(argv: Sequence[str], *, cwd: str) -> str:
 
 
 def drawn(session: Sequence[tuple[str, str]]) -> str:
-    """Returns an SVG of some commands, each as it is typed and with what it prints."""
+    """Returns an SVG of some commands, each as typed, with its output."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for typed, output in session:
         console.print(Text(f"$ {typed}", style="bold green"), soft_wrap=True)

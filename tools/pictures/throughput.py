@@ -1,4 +1,4 @@
-"""Tokens a second with exits, in times of the full model: the figures of docs/measurements.md as a drawing."""
+"""A plot of tokens per second with exits relative to the full model, from the figures in docs/measurements.md."""
 
 import dataclasses
 import pathlib
@@ -15,10 +15,10 @@ class Rate:
     """A line of the table.
 
     Attributes:
-      prompts: Prompts at a time.
+      prompts: Number of prompts at a time.
       measure: Confidence measure.
       layers: Decoder layers per token.
-      gain: Tokens a second over the full model's.
+      gain: Tokens per second relative to the full model.
     """
 
     prompts: int

@@ -1,4 +1,4 @@
-"""Quality at fewer layers, and at what time: what `--experiment=tradeoff` counted, and the served decoder's time."""
+"""A plot of quality at fewer layers and less time, from `--experiment=tradeoff` and the timed serving decoder."""
 
 import csv
 import dataclasses
@@ -21,7 +21,7 @@ from calm_beam.report.line_chart import BLACK, draw_line, measure_line, saved_fi
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# The defaults of the commands.
+# The commands' defaults.
 _LONGEST_INPUT, _LONGEST_OUTPUT = 512, 64
 _ROUNDS = 12
 
@@ -33,11 +33,11 @@ class Point:
     Attributes:
       confidence: Name of the measure; empty for the full model.
       min_exit_layer: Lowest layer that may exit.
-      exit_interval: Distance to the next.
+      exit_interval: Distance to the next layer that may exit.
       threshold: Exit threshold; None for the full model.
       layers: Decoder layers per token.
       quality: Mean score against the references.
-      standard_error: Of `quality`.
+      standard_error: Standard error of `quality`.
     """
 
     confidence: str
@@ -50,21 +50,21 @@ class Point:
 
     @property
     def rule(self) -> ExitRule:
-        """How its tokens exit."""
+        """The exit rule of its tokens."""
         return ExitRule(
             confidence=self.confidence, min_exit_layer=self.min_exit_layer, exit_interval=self.exit_interval
         )
 
     @property
     def series(self) -> str:
-        """The name of its line."""
+        """The name of its line in the plot."""
         if self.exit_interval == 1:
             return self.confidence
         return f"{self.confidence}, every {self.exit_interval} layers"
 
 
 def read_points(table: pathlib.Path, *, min_exit_layer: int = 1, exit_interval: int = 1) -> list[Point]:
-    """Returns the rows of a tradeoff.csv of exits at some layers, the full model first."""
+    """Returns the rows of a tradeoff.csv for exits at some layers, the full model first."""
     with table.open(encoding="utf-8", newline="") as file:
         return [
             Point(
@@ -81,10 +81,10 @@ def read_points(table: pathlib.Path, *, min_exit_layer: int = 1, exit_interval: 
 
 
 def measure_times(points: list[Point], *, model: str, data: str, prompts: int) -> dict[Point, float]:
-    """Returns the time of each point that can be served, in times of the full model.
+    """Returns the time of each servable point, relative to the full model.
 
-    One prompt at a time, encoder included, on this machine. Of each prompt the fastest of several rounds counts: the
-    first compiles, and other work on the machine only slows down.
+    Prompts are decoded one at a time, encoder included, on this machine. The fastest of several rounds counts for each
+    prompt: the first compiles, and other work on the machine only slows down.
     """
     use_compilation_cache()
     checkpoint = load_checkpoint(model)
@@ -97,7 +97,7 @@ def measure_times(points: list[Point], *, model: str, data: str, prompts: int) -
         return EarlyExitDecoder(checkpoint, branch, max_input_length=_LONGEST_INPUT)
 
     served = [point for point in points if point.confidence not in ("", "oracle")]
-    # Static confidence is known without computing anything.
+    # Static confidence needs no computation.
     full = decoder(ExitRule(confidence="static"), None)
     early = [decoder(point.rule, point.threshold) for point in served]
     ids = [(*vocabulary.encode(example.input or ""), EOS_ID) for example in examples]
@@ -106,7 +106,7 @@ def measure_times(points: list[Point], *, model: str, data: str, prompts: int) -
 
 
 def _fastest(decoders: list[EarlyExitDecoder], prompts: list[tuple[int, ...]]) -> list[float]:
-    """Returns the time of every decoder, each prompt's fastest summed; they take turns."""
+    """Returns the time of every decoder, the sum of each prompt's fastest; decoders take turns."""
     best = [[math.inf] * len(prompts) for _ in decoders]
     for _ in range(_ROUNDS):
         for place, prompt in enumerate(prompts):
@@ -118,7 +118,7 @@ def _fastest(decoders: list[EarlyExitDecoder], prompts: list[tuple[int, ...]]) -
 
 
 def proved_point(points: list[Point], manifest: Manifest, *, consistency: str, delta: float) -> Point:
-    """Returns where a promise of a manifest lies."""
+    """Returns the point of a manifest's guarantee."""
     (entry,) = [entry for entry in manifest.calibrations if (entry.consistency, entry.delta) == (consistency, delta)]
     decode = manifest.decode
     promised = decode.confidence, decode.min_exit_layer, decode.exit_interval, entry.threshold
@@ -133,13 +133,13 @@ def proved_point(points: list[Point], manifest: Manifest, *, consistency: str, d
 def draw(
     points: list[Point], times: dict[Point, float], *, proved: tuple[str, list[Point]], path: pathlib.Path
 ) -> None:
-    """Writes two panels: quality over layers, and over time in times of the full model.
+    """Writes two panels: quality over layers, and quality over time relative to the full model.
 
     Args:
       points: The full model first.
-      times: Of those that can be served.
+      times: Times of the servable points.
       proved: Names of the proofs, and their points.
-      path: Of the plot.
+      path: Path of the plot.
     """
     full, *others = points
     words, ringed = proved
@@ -149,7 +149,7 @@ def draw(
             _draw_panel(axes, full, points=others, places=places)
             rings = [places[point] for point in ringed], [point.quality for point in ringed]
             axes.plot(*rings, "o", label=words, markersize=11, mfc="none", color=BLACK)
-        # No one serves points far below; the other points are then distinguishable.
+        # No one serves points far below this, and the others become distinguishable.
         by_layers.set_ylim(bottom=full.quality - 0.2)
         by_layers.set_xlabel("decoder layers per token")
         by_layers.set_ylabel("ROUGE-L against the references")

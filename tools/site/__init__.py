@@ -1,1 +1,1 @@
-"""Pages of the documentation site outside of docs/: the reference, made from the code, and pages in other folders."""
+"""Generated pages of the documentation site, such as the reference, and pages from folders other than docs/."""

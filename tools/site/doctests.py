@@ -1,4 +1,4 @@
-"""An extension of Griffe, which reads docstrings for the site: examples in them become blocks of code."""
+"""A Griffe extension that turns the examples in docstrings into code blocks on the site."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ _EXAMPLES = re.compile(r"^>>> .*?(?=\n\s*\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class Doctests(griffe.Extension):
-    """Puts every run of `>>>` lines, with what they print, into a block."""
+    """Puts every run of `>>>` lines, with their output, into a block."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Changes the docstring of a module, class, function or attribute."""
@@ -21,6 +21,6 @@ def with_blocks(docstring: str) -> str:
     """Returns a docstring whose examples are fenced as Markdown.
 
     Args:
-      docstring: Without indentation, as Griffe has it.
+      docstring: The docstring without indentation, as Griffe gives it.
     """
     return _EXAMPLES.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```", docstring)

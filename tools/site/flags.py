@@ -1,4 +1,4 @@
-"""The reference of all commands' flags, written by their own parsers."""
+"""The reference of all commands' flags, generated from their parsers."""
 
 import argparse
 import html
@@ -7,7 +7,7 @@ import re
 from calm_beam.launch.commands import COMMANDS, flag_parsers
 from calm_beam.launch.flags.parser import examples, placeholder
 
-# Commands with several forms, and the unusual ones: the name of its page, and the flag that selects it.
+# Commands with several forms, and the special ones: the name of the page, and the flag that selects the form.
 _FORMS = {
     "evaluate": {
         name: f"calm-beam evaluate --experiment={name}" for name in ("propagation", "sensitivity", "tradeoff")
@@ -42,12 +42,12 @@ def _link(page: str, name: str = "") -> str:
 
 
 def _page(parser: argparse.ArgumentParser, *, title: str = "", examples_of: str = "") -> str:
-    """Returns the page of a parser: what the command does, and its flags by group.
+    """Returns a parser's page: the command's description, and its flags by group.
 
     Args:
-      parser: Of the command.
+      parser: The command's parser.
       title: Heading of the page; the command's name if empty.
-      examples_of: The docstring whose examples are shown.
+      examples_of: The docstring whose examples the page shows.
     """
     parts = [f"# {title or parser.prog}", _prose(parser.description or "")]
     for said, command in examples(examples_of):
@@ -62,9 +62,9 @@ def _page(parser: argparse.ArgumentParser, *, title: str = "", examples_of: str 
 
 
 def _titled(title: str) -> list[str]:
-    """Returns a heading for a group, and below it what its title says in brackets."""
+    """Returns a heading for a group, followed by the part of its title in brackets."""
     name, _, remark = title.removesuffix(")").partition(" (")
-    # argparse's own names for what is in no group say little.
+    # argparse's own group names say little.
     name = {"options": "Flags", "positional arguments": "Arguments"}.get(name, name)
     return [f"## {_capital(name)}", *([f"{_capital(_prose(remark))}."] if remark else [])]
 
@@ -74,7 +74,7 @@ def _capital(text: str) -> str:
 
 
 def _described(action: argparse.Action, formatter: argparse.HelpFormatter) -> str:
-    """Returns an entry of a list of definitions: the flag, and what its help says."""
+    """Returns an entry of a definition list: the flag and its help."""
     required = "required; " if action.required and action.option_strings else ""
     return f"{_names(action)}\n:   {required}{_prose(formatter._expand_help(action))}"
 
@@ -87,10 +87,10 @@ def _names(action: argparse.Action) -> str:
 
 
 def _prose(text: str) -> str:
-    """Returns help as Markdown: names of flags as code, and nothing else taken for markup."""
+    """Returns help as Markdown: flag names as code, and everything else escaped."""
     words = re.sub(r"\s+", " ", text.replace("`", "")).strip()
     marked = re.sub(r"(?<![\w-])(--\w[\w.-]*(?:=[^\s;,()]+)?)", r"`\1`", words)
-    # Outside of what is code by now.
+    # Escapes only outside code.
     pieces = re.split(r"(`[^`]*`)", marked)
     return "".join(piece if piece.startswith("`") else _escaped(piece) for piece in pieces)
 

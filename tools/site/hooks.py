@@ -1,7 +1,7 @@
-"""Hooks of MkDocs, named in mkdocs.yml: pages that are made or lie elsewhere, and the links to them.
+"""MkDocs hooks, named in mkdocs.yml: generated pages, pages from other folders, and the links to them.
 
-Pages under docs/ link to files of the repository as GitHub shows them. On the site, such a link leads to the page
-that the file has become, or to a copy of the file.
+Pages under docs/ link to files of the repository as GitHub shows them. On the site, such a link leads to the page made
+from the file, or to a copy of the file.
 """
 
 import os
@@ -17,10 +17,10 @@ from calm_beam import __version__
 from tools.site import flags, schema
 
 _ROOT = pathlib.Path(__file__).parents[2]
-# Its address, for who builds the site to be published.
+# The environment variable with the repository's address, for builds that will be published.
 _REPOSITORY = "REPOSITORY_URL"
 
-# Pages of the site that lie outside of docs/.
+# Pages of the site from outside docs/.
 _ELSEWHERE = {
     "ARCHITECTURE.md": "architecture.md",
     "BENCHMARKS.md": "benchmarks.md",
@@ -36,15 +36,15 @@ _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Says at the foot of every page which version the site is about, and where its sources are if that is known."""
+    """Adds to every page's footer the site's version, and the address of the sources if it is known."""
     config.copyright = f"calm-beam {__version__}. {config.copyright}"
     if repository := os.environ.get(_REPOSITORY):
-        # At the foot: what Material puts at the head asks a server for stars.
+        # In the footer: Material's header link asks a server for the number of stars.
         config.extra["social"] = [{"icon": "fontawesome/brands/git-alt", "link": repository, "name": "Repository"}]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made, those that lie elsewhere, and copies of what is linked to."""
+    """Adds generated pages, pages from other folders, and copies of linked files."""
     for source, page in _ELSEWHERE.items():
         if page != "index.md":
             files.append(File.generated(config, page, content=(_ROOT / source).read_text(encoding="utf-8")))
@@ -57,7 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Returns the text of a page with what is made for it, and with the links of the site."""
+    """Returns the text of a page with its generated parts, and with links of the site."""
     if page.file.src_uri == "index.md":
         markdown = markdown.replace("<!-- version -->", f"Version {__version__}.")
     if page.file.src_uri == "reference/flags.md":
@@ -68,15 +68,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Returns the HTML of a page; an empty corner of a table is no heading to screen readers."""
+    """Returns the HTML of a page; marks a table's empty corner as no heading, for screen readers."""
     return re.sub(r"<th([^>]*)></th>", r"<td\1></td>", html)
 
 
 def with_links_of_the_site(markdown: str, page: str) -> str:
-    """Returns the text of a page with links to files of the repository made links to what they are on the site.
+    """Returns the text of a page with links to repository files replaced by links of the site.
 
     Args:
-      markdown: As in the repository.
+      markdown: The text in the repository.
       page: The page's name on the site.
     """
     parts = _FENCE.split(markdown)
@@ -96,7 +96,7 @@ def _on_the_site(link: str, page: str) -> str:
 
 
 def _path_in_repository(target: str, page: str) -> str | None:
-    """Returns which file or folder of the repository a link means; None for what is none that is there."""
+    """Returns the file or folder of the repository that a link means; None if there is no such file."""
     if not target or re.match(r"\w+:", target):
         return None
     source = _SOURCES.get(page, f"docs/{page}")
@@ -105,19 +105,19 @@ def _path_in_repository(target: str, page: str) -> str | None:
 
 
 def _page_of(path: str) -> str | None:
-    """Returns the page, or the picture in docs/, that a path of the repository is on the site."""
+    """Returns the page, or the picture in docs/, for a path of the repository."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return _ELSEWHERE.get(_file_of(path))
 
 
 def _file_of(path: str) -> str:
-    """Returns the path of a file; of a folder, that of what says what is in it."""
+    """Returns the path of a file; for a folder, that of the file that describes it."""
     return f"{path}/README.md" if (_ROOT / path).is_dir() else path
 
 
 def _copies(file: File) -> list[str]:
-    """Returns the files that a page links to and that are no pages of the site."""
+    """Returns the files that a page links to and that are not pages of the site."""
     text = _FENCE.sub("", file.content_string)
     paths = [_path_in_repository(link.partition("#")[0], file.src_uri) for link in _LINK.findall(text)]
     return [_file_of(path) for path in paths if path is not None and _page_of(path) is None]

@@ -1,6 +1,6 @@
-"""The reference of manifests, written by their JSON schema.
+"""The reference of manifests, generated from their JSON schema.
 
-`python -m tools.site.schema` rewrites the schema's file, which the package and the documentation have, from the
+`python -m tools.site.schema` writes the schema's file, which is part of the package and the documentation, from the
 records.
 """
 
@@ -38,7 +38,7 @@ def _sentence(schema: Mapping[str, Any]) -> str:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """Returns in a few words what a value may be."""
+    """Returns a short description of a value's type."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[`{name}`](#{name})"
@@ -54,10 +54,10 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _range(schema: Mapping[str, Any]) -> str:
-    """Returns the least and greatest number, where there are any that say something."""
+    """Returns the bounds of a number, without those that say nothing."""
     low = _bound(schema, "minimum", "≥", "exclusiveMinimum", ">")
     high = _bound(schema, "maximum", "≤", "exclusiveMaximum", "<")
-    # The greatest of a 32-bit integer stands for none.
+    # The maximum of a 32-bit integer means that there is no bound.
     bounds = [bound for bound in (low, high) if bound and not bound.endswith("2147483647")]
     return f" {', '.join(bounds)}" if bounds else ""
 

@@ -1,7 +1,7 @@
 """Folders that Hugging Face's transformers saves: `config.json` with a `model_type`, and safetensors.
 
-The `model_type` says which family a folder is of. A folder can also be written such that transformers loads it: a
-model that was trained here is never locked in.
+The `model_type` selects the family. Folders can also be written for transformers, so that a model that was trained here
+is not locked in.
 """
 
 import pathlib
@@ -28,12 +28,12 @@ from .decoder_only import describe_decoder_only
 from .files import EMBEDDING, EXITS, GENERATION, Described, with_exits, without_exits
 from .t5 import describe_t5
 
-# What reads each model_type.
+# Readers by model_type.
 _READERS = {
     **dict.fromkeys(t5.TYPES, t5.read_t5),
     **dict.fromkeys(decoder_only.FAMILIES, decoder_only.read_decoder_only),
 }
-# Keys by which a model of another type shows why it is not read.
+# Keys that show why a model of another type is not supported.
 _REASONS = {
     "num_local_experts": "a mixture of experts",
     "num_experts": "a mixture of experts",
@@ -46,7 +46,7 @@ _REASONS = {
 
 
 def is_hugging_face(directory: pathlib.Path) -> bool:
-    """Returns whether a folder holds a `config.json` that names a type of model, as transformers writes it."""
+    """Returns whether a folder has a `config.json` with a type of model, as transformers writes it."""
     try:
         return "model_type" in read_json(directory / "config.json")
     except CheckpointError:
@@ -57,16 +57,16 @@ def read_hugging_face(directory: pathlib.Path, *, keeps: Callable[[str], bool]) 
     """Returns config and float32 weights of a folder that transformers saved.
 
     Args:
-      directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index; and, if exits have
-        something of their own, what `write_hugging_face` wrote of that.
+      directory: Folder with `config.json` and `model.safetensors`, or the parts in its index; with the file of exit
+        parameters that `write_hugging_face` has written, if there is one.
       keeps: Which tensors to read, by name.
 
     Returns:
       The model, arrays by the names of its architecture's `parameter_shapes`, kernels [in, out].
 
     Raises:
-      CheckpointError: If the model is of a family that is not supported, or computed in another way; if a file is
-        missing or damaged, or a tensor is missing, unknown or of another type than a float of 16 or 32 bits.
+      CheckpointError: If the model's family or computation is not supported; if a file is missing or damaged, or a
+        tensor is missing, unknown or of another type than a float of 16 or 32 bits.
     """
     path = directory / "config.json"
     fields = read_json(path)
@@ -83,7 +83,7 @@ def read_hugging_face(directory: pathlib.Path, *, keeps: Callable[[str], bool]) 
 
 
 def _check_is_plain(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
-    """Refuses what neither the type of the model nor its tensors would show."""
+    """Refuses features that neither the type of the model nor its tensors would show."""
     if fields.get("quantization_config"):
         quantized = fields["quantization_config"]
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
@@ -100,7 +100,7 @@ def _check_is_plain(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
 
 
 _DESCRIBED: Mapping[type, Callable[[Any], Described]] = {T5Config: describe_t5, LlamaConfig: describe_decoder_only}
-# What transformers takes for tokenizers that go by `tokenizer.json` alone.
+# transformers' class for tokenizers that are defined by `tokenizer.json` alone.
 _PLAIN_CLASS = "PreTrainedTokenizerFast"
 
 
@@ -113,22 +113,22 @@ def write_hugging_face(
     extra_ids: int = 0,
     dtype: str = "float32",
 ) -> None:
-    """Writes a folder as transformers saves them; each file appears whole or not at all, `config.json` last.
+    """Writes a folder in transformers' format; each file is written atomically, `config.json` last.
 
-    Norms and heads of exits, and the exit classifier, are written to a file of their own, which transformers does not
-    read and `read_hugging_face` does.
+    Exit norms, exit heads and the exit classifier are written to a separate file, which transformers ignores and
+    `read_hugging_face` reads.
 
     Args:
-      directory: Where to; made if needed.
-      config: Of the model.
+      directory: The folder to write to; made if needed.
+      config: Config of the model.
       arrays: Weights by name.
-      vocabulary_path: The SentencePiece model, or `tokenizer.json`, to copy beside the weights; with None, none is left
-        there.
-      extra_ids: Its sentinels, which a file beside it then names.
-      dtype: `float32` or `float16`, which transformers then computes in, too.
+      vocabulary_path: The SentencePiece model, or `tokenizer.json`, to copy next to the weights; with None, none is
+        left there.
+      extra_ids: Number of its sentinels, which a file next to it records.
+      dtype: `float32` or `float16`, which transformers then also computes in.
 
     Raises:
-      ValueError: If transformers has no model that computes the same; if `dtype` is another one, or a weight is not
+      ValueError: If transformers has no model with the same computation; if `dtype` is another one, or a weight is not
         finite in it.
     """
     described = _DESCRIBED[type(config)](without_exits(config))
@@ -137,7 +137,7 @@ def write_hugging_face(
         theirs: arrays[ours] if ours == EMBEDDING else arrays[ours].T for ours, theirs in described.names.items()
     }
     own = {name: array for name, array in arrays.items() if name not in described.names}
-    # Read first: it may lie in this folder.
+    # Read first, since it may be in this folder.
     tokenizer_class = _tokenizer_class(vocabulary_path)
     with replacing_model(directory, {**described.fields, "torch_dtype": dtype}):
         write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids, name=SPIECE)
@@ -151,18 +151,18 @@ def write_hugging_face(
 
 
 def _tokenizer_class(vocabulary_path: pathlib.Path | None) -> str | None:
-    """Returns which class of transformers reads a `tokenizer.json` as it is read here; None for other vocabularies."""
+    """Returns the transformers class that reads a `tokenizer.json` the same way; None for other vocabularies."""
     if vocabulary_path is None or vocabulary_path.name != TOKENIZER:
         return None
     return read_tokenizer_files(str(vocabulary_path)).tokenizer_class or _PLAIN_CLASS
 
 
 def _write_tokenizer_config(directory: pathlib.Path, tokenizer_class: str | None, *, extra_ids: int) -> None:
-    """Says of a vocabulary what transformers would otherwise take from the type of the model."""
+    """Writes vocabulary settings that transformers would otherwise derive from the type of the model."""
     path = directory / CONFIG
     fields = read_json(path) if path.is_file() else {}
     if tokenizer_class is not None and fields.get("tokenizer_class") is None:
         write_json(path, {**fields, "tokenizer_class": tokenizer_class})
     elif (directory / SPIECE).is_file() and not fields and not extra_ids:
-        # Left out, they are 100.
+        # The default is 100.
         write_json(path, {"extra_ids": 0})

@@ -1,7 +1,7 @@
 """Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Qwen, Gemma, OLMo 2, Phi-3 and others.
 
-Of these types are Code Llama, TinyLlama, SmolLM, Qwen2.5, Phi-4 and many others, too. Whatever the config says that
-would be computed in another way than here is refused. Tensors are stored [out, in].
+Code Llama, TinyLlama, SmolLM, Qwen2.5, Phi-4 and many others have these types, too. A config value whose computation is
+not supported here is refused. Tensors are stored [out, in].
 Source: transformers `configuration_<type>.py` and `modeling_<type>.py`, versions 4 and 5.
 """
 
@@ -22,35 +22,34 @@ from .rope import read_rope, written_rope
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """What sets one `model_type` apart.
+    """The properties of one `model_type`, with transformers' defaults for missing keys.
 
     Attributes:
       architecture: Its class that predicts tokens.
-      max_positions: What transformers takes for `max_position_embeddings` if it is left out.
-      num_kv_heads: The same of `num_key_value_heads`; None for as many as heads.
-      head_dim: The same of `head_dim`; None for the width by the number of heads.
-      has_window: Whether `sliding_window` means anything: a window in all layers, unless it is null.
-      sliding_window: What transformers takes for it if it is left out.
-      window_pattern: What transformers takes for `sliding_window_pattern` if that and `layer_types` are left out: every
-        so many-th layer has no window; None where that key means nothing.
-      names_layers: Whether `layer_types` says which layers have the window.
-      windows_are_chosen: Whether `use_sliding_window` and `max_window_layers` say which layers have the window.
-      settled: Fields of `LlamaConfig` that are always so.
-      factors: Numbers that it has by other keys, by fields of `LlamaConfig`; left out, they are 1.
-      caps: Keys of what logits are kept within, by fields of `LlamaConfig`, each with what transformers takes if it is
-        left out; null is none.
-      sublayers: What it calls parts of layers that others call otherwise, or do not have, by our names.
-      fused: Parts that it stores as one, in their order, by the name of that one.
-      turns_some: Whether `partial_rotary_factor` means anything.
-      skips_turns: Whether `no_rope_layers` says which layers are not turned by positions.
-      theta: What transformers takes for `rope_theta` if it is left out.
-      local_theta: The same of `rope_local_base_freq`, in layers with the window; None where that key means nothing.
-      query_scalar: The same of `query_pre_attn_scalar`, by whose root queries are divided; None in the same way.
-      norm_epsilon: What transformers takes for `rms_norm_eps` if it is left out.
-      is_tied: What transformers takes for `tie_word_embeddings` if it is left out.
-      end_id: The same of `eos_token_id`.
-      activation: The same of the activation.
-      activations: Names of activations that mean another one here.
+      max_positions: Default of `max_position_embeddings`.
+      num_kv_heads: Default of `num_key_value_heads`; None for the number of heads.
+      head_dim: Default of `head_dim`; None for the width divided by the number of heads.
+      has_window: Whether `sliding_window` is used: a window in all layers, unless it is null.
+      sliding_window: Default of `sliding_window`.
+      window_pattern: Default of `sliding_window_pattern` if `layer_types` is missing too: every n-th layer has no
+        window; None if that key is not used.
+      names_layers: Whether `layer_types` names the layers with the window.
+      windows_are_chosen: Whether `use_sliding_window` and `max_window_layers` select the layers with the window.
+      settled: Fields of `LlamaConfig` with fixed values.
+      factors: Keys of further factors, by fields of `LlamaConfig`; their default is 1.
+      caps: Keys of limits on logits, by fields of `LlamaConfig`, each with its default; null is none.
+      sublayers: Its names for parts of layers that differ from other families' or are missing there, by our names.
+      fused: Parts that it stores as one tensor, in their order, by that tensor's name.
+      turns_some: Whether `partial_rotary_factor` is used.
+      skips_turns: Whether `no_rope_layers` selects layers without rotary positions.
+      theta: Default of `rope_theta`.
+      local_theta: Default of `rope_local_base_freq`, for layers with the window; None if that key is not used.
+      query_scalar: Default of `query_pre_attn_scalar`, by whose root queries are divided; None if that key is not used.
+      norm_epsilon: Default of `rms_norm_eps`.
+      is_tied: Default of `tie_word_embeddings`.
+      end_id: Default of `eos_token_id`.
+      activation: Default activation.
+      activations: Names of activations that mean another one in this family.
     """
 
     architecture: str
@@ -119,7 +118,7 @@ FAMILIES = {
         is_tied=True,
         end_id=1,
         activation="gelu",
-        # The first files say so and mean the tanh form.
+        # The first files have this name and mean the tanh form.
         activations={"gelu": "gelu"},
     ),
     "olmo2": Family(
@@ -202,17 +201,17 @@ FAMILIES = {
     ),
 }
 
-# What would be computed in another way than here, if it were on.
+# Options whose computation is not supported if they are on.
 _OFF = (
     *("attention_bias", "mlp_bias", "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention"),
     *("attn_logit_softcapping", "final_logit_softcapping"),
 )
-# What transformers calls the activations; its "gelu" is not the tanh form.
+# transformers' names of activations; its "gelu" is not the tanh form.
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
-# The names that are written.
+# The names to write.
 _WRITTEN = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu": "relu"}
 
-# What a layer is called, by whether it has the window.
+# The names of kinds of layers, by whether they have the window.
 _KINDS = {False: "full_attention", True: "sliding_attention"}
 
 _OUTSIDE_OF_LAYERS = {
@@ -235,7 +234,7 @@ _SUBLAYERS = {
     "mlp/wo": "mlp.down_proj",
 }
 _KERNEL_IN_LAYER = re.compile(r"(model\.layers\.\d+)\.(.+)\.weight")
-# Frequencies that older files hold, and transformers computes anew.
+# Frequencies in older files, which transformers recomputes.
 _UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
@@ -245,14 +244,14 @@ def read_decoder_only(
     """Returns a decoder-only model that transformers saved.
 
     Args:
-      directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index. End tokens are
-        those of `generation_config.json`, if it names some.
-      fields: What `config.json` says; its `model_type` is one of `FAMILIES`.
+      directory: Folder with `config.json` and `model.safetensors`, or the parts in its index. End-of-sequence ids are
+        those of `generation_config.json`, if it has some.
+      fields: Content of `config.json`; its `model_type` is one of `FAMILIES`.
       keeps: Which tensors to read, by name.
 
     Raises:
-      CheckpointError: If the model is computed in another way; if a file is missing or damaged, or a tensor is missing,
-        unknown or of another type than a float of 16 or 32 bits.
+      CheckpointError: If the model's computation is not supported; if a file is missing or damaged, or a tensor is
+        missing, unknown or of another type than a float of 16 or 32 bits.
     """
     path = directory / "config.json"
     family = FAMILIES[fields["model_type"]]
@@ -285,13 +284,13 @@ def read_decoder_only(
 
 
 def describe_decoder_only(config: LlamaConfig) -> Described:
-    """Returns a decoder-only model as transformers describes it: of the first family that computes the same.
+    """Returns transformers' description of a decoder-only model, for the first family with the same computation.
 
     Args:
-      config: Of the model, which has nothing of its own for exits.
+      config: Config of the model, without exit norms, exit heads or classifier.
 
     Raises:
-      ValueError: If none computes the same; says how the nearest one differs.
+      ValueError: If no family has the same computation; says how the nearest one differs.
     """
     if config.rope_scaling.kind == "longrope":
         raise ValueError(
@@ -301,13 +300,13 @@ def describe_decoder_only(config: LlamaConfig) -> Described:
     nearest: list[tuple[list[str], str]] = []
     for model_type, family in FAMILIES.items():
         if family.fused:
-            # What it computes, others do that store parts by themselves.
+            # Families that store parts separately have the same computation.
             continue
         fields = _fields(config, model_type, family=family)
         try:
             found = _config(pathlib.Path("config.json"), fields, family=family, end_ids=config.end_ids)
         except ValueError:
-            # Something that the family does not know.
+            # A field that the family does not have.
             continue
         differing = [
             f"{field.name} is {getattr(found, field.name)!r} there and {getattr(config, field.name)!r} here"
@@ -328,7 +327,7 @@ def describe_decoder_only(config: LlamaConfig) -> Described:
 
 
 def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str, Any]:
-    """Returns what `config.json` says of a model of a family, if it is of that family."""
+    """Returns the content of `config.json` for a model, if it belongs to a family."""
     theta, scaling = written_rope(config)
     fields: dict[str, Any] = {
         "architectures": [family.architecture],
@@ -346,7 +345,7 @@ def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str
         "rope_theta": theta,
         "rope_scaling": scaling,
         "tie_word_embeddings": config.tied_head,
-        # Left out, some are ids that the vocabulary may not have.
+        # Some defaults are ids that the vocabulary may not have.
         "bos_token_id": None,
         "pad_token_id": None,
         "eos_token_id": written_ends(config.end_ids),
@@ -392,7 +391,7 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
     tied_head = _flag(path, fields, key="tie_word_embeddings", default=family.is_tied)
     width = _whole(path, fields, key="hidden_size")
     num_heads = _whole(path, fields, key="num_attention_heads")
-    # What is made for each layer is made after this.
+    # Checked before anything is allocated for each layer.
     depth = _whole(path, fields, key="num_hidden_layers", most=MOST_LAYERS)
     max_positions = _whole(path, fields, key="max_position_embeddings", default=family.max_positions)
     kv_default = num_heads if "num_key_value_heads" in fields or not family.num_kv_heads else family.num_kv_heads
@@ -409,7 +408,7 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
         scalar = _whole(path, fields, key="query_pre_attn_scalar", default=family.query_scalar)
         factors["query_factor"] = scalar**-0.5
     if factors.get("query_factor") == head_dim**-0.5:
-        # What it is for every other family.
+        # The other families' value.
         del factors["query_factor"]
     return LlamaConfig(
         vocab_size=_whole(path, fields, key="vocab_size"),
@@ -440,12 +439,12 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
 def _rope_fields(
     path: pathlib.Path, fields: Mapping[str, Any], family: Family
 ) -> tuple[Mapping[str, Any], float | None]:
-    """Returns what is said of rotary positions in layers without a window, and the base in those with one."""
+    """Returns the fields on rotary positions in layers without a window, and the base for layers with one."""
     if family.local_theta is None:
         return fields, None
     local, by_kind = fields.get("rope_local_base_freq"), fields.get("rope_parameters")
     if isinstance(by_kind, dict) and by_kind.keys() <= set(_KINDS.values()):
-        # Version 5 says it of each kind of layer.
+        # Version 5 has them for each kind of layer.
         fields = {**fields, "rope_parameters": by_kind.get(_KINDS[False])}
         of_windows = by_kind.get(_KINDS[True])
         given = {**of_windows} if isinstance(of_windows, dict) else {}
@@ -459,7 +458,7 @@ def _rope_fields(
 
 
 def _unturned(path: pathlib.Path, fields: Mapping[str, Any], *, depth: int) -> tuple[int, ...]:
-    """Returns the layers that positions do not turn."""
+    """Returns the layers without rotary positions."""
     if fields.get("use_sliding_window"):
         raise CheckpointError(f"{path}: use_sliding_window is True; that is not supported.")
     turned = fields.get("no_rope_layers")
@@ -474,18 +473,18 @@ def _unturned(path: pathlib.Path, fields: Mapping[str, Any], *, depth: int) -> t
 
 
 def _positions(max_positions: int, scaling: RopeScaling) -> int:
-    """Returns how many positions a model has."""
+    """Returns the number of positions of a model."""
     if scaling.kind == "longrope":
-        # Beyond, all positions of a prompt would be turned by other factors.
+        # With more, all positions of a prompt would use other factors.
         return min(max_positions, scaling.original_max_positions)
-    # YaRN's files name what the model was first trained on, or what it has been stretched to.
+    # YaRN's files give either the length of the first training or the extended length.
     return max(max_positions, int(scaling.factor * scaling.original_max_positions))
 
 
 def _windows(
     path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, depth: int
 ) -> tuple[int | None, tuple[int, ...]]:
-    """Returns the sliding window, and the layers that have it."""
+    """Returns the size of the sliding window, and the layers with it."""
     is_on, first = family.has_window, 0
     if family.windows_are_chosen:
         is_on = _flag(path, fields, key="use_sliding_window", default=False)
@@ -522,7 +521,7 @@ def _activation(path: pathlib.Path, fields: Mapping[str, Any], family: Family) -
 
 
 def _take_tied_head(directory: pathlib.Path, tensors: dict[str, Array]) -> None:
-    """Takes a copy of the embedding out of the tensors, if there is one in the head's place."""
+    """Removes a copy of the embedding from the tensors, if there is one in place of the head."""
     head = tensors.pop("lm_head.weight", None)
     embedding = tensors.get("model.embed_tokens.weight")
     if head is not None and embedding is not None and not are_equal(head, embedding):
@@ -542,7 +541,7 @@ def _whole(
     least: int = 1,
     most: int | None = None,
 ) -> int:
-    """Returns a whole number; left out and null are the same."""
+    """Returns a whole number; null counts as missing."""
     value = fields.get(key)
     if value is None:
         value = default
@@ -562,7 +561,7 @@ def _flag(path: pathlib.Path, fields: Mapping[str, Any], *, key: str, default: b
 def _parted(
     directory: pathlib.Path, tensors: Mapping[str, Array], *, family: Family, config: LlamaConfig
 ) -> dict[str, Array]:
-    """Returns tensors with those that hold several parts cut into these, by the names that they have elsewhere."""
+    """Returns the tensors with fused ones cut into their parts, under the names that other families use."""
     rows = {
         _SUBLAYERS[name.removesuffix("/kernel")]: shape[-1]
         for name, shape in layer_shapes(config).items()
@@ -588,7 +587,7 @@ def _parted(
 
 
 def _their_name(name: str, family: Family) -> str:
-    """Returns what transformers calls a parameter.
+    """Returns a parameter's name in transformers.
 
     >>> _their_name("decoder/layers_3/self_attention/query/kernel", FAMILIES["llama"])
     'model.layers.3.self_attn.q_proj.weight'

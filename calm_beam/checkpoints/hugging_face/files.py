@@ -1,9 +1,8 @@
-"""What the folders of all families have: tensors, where outputs begin and end, and exits.
+"""Files that the folders of all families have: tensors, start and end of outputs, and exits.
 
-Tensors are in one file or in the parts that its index names. Where outputs begin and end is what
-`generation_config.json` says, or `config.json` where that says nothing. Where `generation_config.json` names no end at
-all, transformers never ends an output; here `config.json` counts then. The parameters that only exits have are in a
-separate file, which transformers does not read.
+Tensors are in one file or in the parts in its index. Start and end of outputs are taken from `generation_config.json`,
+or from `config.json` if it does not have them. If `generation_config.json` has no end token, transformers never ends
+an output; here `config.json` counts then. The parameters of exits are in a separate file, which transformers ignores.
 Source: transformers `generation/utils.py` (`_prepare_special_tokens`) and `modeling_utils.py`, versions 4 and 5.
 """
 
@@ -19,19 +18,19 @@ from calm_beam.checkpoints.stored_array import Array, FileStamp, StoredArrays
 from calm_beam.model import parameter_shapes
 from calm_beam.model.architecture import exit_fields
 
-# What torch.compile puts before every name.
+# torch.compile's prefix of every name.
 _COMPILED = "_orig_mod."
 
 
 def read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> StoredArrays:
-    """Returns all tensors of the folder, none of which is read yet.
+    """Returns all tensors of the folder, unread.
 
     Args:
-      directory: Folder with `model.safetensors`, or the parts named by its index.
+      directory: Folder with `model.safetensors`, or the parts in its index.
       keeps: Which tensors to read, by name.
 
     Raises:
-      CheckpointError: If a file is missing or damaged, or a part does not hold what the index says.
+      CheckpointError: If a file is missing or damaged, or a part does not have the tensors in the index.
     """
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").exists():
@@ -42,7 +41,7 @@ def read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> Store
             "pytorch_model.bin, are not read: save the model again with save_pretrained of a recent transformers."
         )
     parts = read_json(index).get("weight_map")
-    # Names alone: nothing outside of the folder is a part of the model.
+    # File names without folders: nothing outside the folder belongs to the model.
     if not isinstance(parts, dict) or not all(
         isinstance(part, str) and part == pathlib.PurePath(part).name for part in parts.values()
     ):
@@ -61,13 +60,13 @@ def read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> Store
 
 
 def check_names(directory: pathlib.Path, *, found: Iterable[str], expected: Iterable[str], model: str) -> None:
-    """Refuses tensors that are not those of a model.
+    """Refuses tensors that do not belong to a model.
 
     Args:
-      directory: Their folder.
-      found: Their names.
-      expected: The names of the model's.
-      model: What `config.json` says it is, for the message.
+      directory: Folder of the tensors.
+      found: Names of the tensors.
+      expected: The model's names.
+      model: The kind of model in `config.json`, for the message.
 
     Raises:
       CheckpointError: If one is missing or unknown.
@@ -82,11 +81,11 @@ def check_names(directory: pathlib.Path, *, found: Iterable[str], expected: Iter
 
 
 def prefix_in_words(found: Iterable[str], missing: Iterable[str]) -> str:
-    """Returns a sentence on what stands before the names of all tensors, where without it they would be found.
+    """Returns a sentence on a common prefix of all names of tensors, if they would be found without it.
 
     Args:
-      found: Their names.
-      missing: Names of which at least one is found behind the prefix.
+      found: Names of the tensors.
+      missing: Missing names, of which at least one is found after the prefix.
 
     >>> prefix_in_words(["model.shared.weight", "model.lm_head.weight"], ["shared.weight"])
     " Every name begins with 'model.', which the model's own do not: save it without that."
@@ -106,18 +105,18 @@ def prefix_in_words(found: Iterable[str], missing: Iterable[str]) -> str:
     return f" Every name begins with {shortened(prefix)!r}, which the model's own do not: save it without that."
 
 
-# Our name of the one matrix that is stored as it is; all others are stored [out, in].
+# Our name of the only matrix that is stored unchanged; all others are stored [out, in].
 EMBEDDING = "token_embedder/embedding"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Described:
-    """A model as transformers describes it.
+    """A model in transformers' description.
 
     Attributes:
-      fields: What `config.json` says, but for the type of the weights.
-      generation: What `generation_config.json` says.
-      names: What transformers calls each parameter, by our names.
+      fields: Content of `config.json`, without the type of the weights.
+      generation: Content of `generation_config.json`.
+      names: transformers' name of each parameter, by our names.
     """
 
     fields: Mapping[str, Any]
@@ -126,12 +125,12 @@ class Described:
 
 
 def written_ends(end_ids: Sequence[int]) -> int | list[int]:
-    """Returns `eos_token_id` for ids of which each ends an output: older readers know one alone."""
+    """Returns `eos_token_id` for end-of-sequence ids: a single one is not put in a list, for older readers."""
     return end_ids[0] if len(end_ids) == 1 else list(end_ids)
 
 
 GENERATION = "generation_config.json"
-# Settings under which transformers generates other tokens than the most likely ones, and values that change nothing.
+# Settings with which transformers does not generate the most likely tokens, and their values that change nothing.
 _NOT_FOLLOWED: Mapping[str, tuple[object, ...]] = {
     "do_sample": (False,),
     "num_beams": (1,),
@@ -149,18 +148,18 @@ _NOT_FOLLOWED: Mapping[str, tuple[object, ...]] = {
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
 }
-# What ends outputs there and not here.
+# Ends outputs in transformers, but not here.
 _STOPS = "stop_strings"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What a folder says about generating.
+    """A folder's settings for generation.
 
     Attributes:
       directory: The folder.
-      config: What `config.json` says.
-      file: What `generation_config.json` says; None if there is none.
+      config: Content of `config.json`.
+      file: Content of `generation_config.json`; None if there is none.
     """
 
     directory: pathlib.Path
@@ -168,13 +167,13 @@ class Generation:
     file: Mapping[str, Any] | None
 
     def end_ids(self, default: int | None) -> tuple[tuple[int, ...], pathlib.Path]:
-        """Returns the tokens of which each ends an output, ascending, and the file that says so.
+        """Returns the end-of-sequence ids, ascending, and the file that has them.
 
         Args:
-          default: What counts where neither file names one.
+          default: The id if neither file has one.
 
         Raises:
-          CheckpointError: If they are no ids.
+          CheckpointError: If they are not ids.
         """
         name, named = self._said("eos_token_id")
         if named is None:
@@ -188,13 +187,13 @@ class Generation:
         return tuple(sorted(set(ids))), self.directory / name
 
     def start_id(self, default: int) -> tuple[int, pathlib.Path]:
-        """Returns the token that a decoder beside an encoder reads first, and the file that says so.
+        """Returns the token that the decoder of an encoder-decoder model reads first, and the file that has it.
 
         Args:
-          default: What counts where neither file names one.
+          default: The id if neither file has one.
 
         Raises:
-          CheckpointError: If it is no id.
+          CheckpointError: If it is not an id.
         """
         key = "decoder_start_token_id"
         name, named = self._said(key)
@@ -212,7 +211,7 @@ class Generation:
         return named, self.directory / name
 
     def not_followed(self) -> tuple[str, ...]:
-        """Returns sentences on settings under which transformers takes other tokens than the likeliest, or stops."""
+        """Returns sentences on settings with which transformers takes other tokens than the likeliest, or stops."""
         name, fields = ("config.json", self.config) if self.file is None else (GENERATION, self.file)
         stops = fields.get(_STOPS)
         found = [
@@ -234,21 +233,21 @@ class Generation:
         return tuple(said)
 
     def _said(self, key: str) -> tuple[str, Any]:
-        """Returns the name of the file that counts for a key, and what it says."""
+        """Returns the name of the file that counts for a key, and its value there."""
         if self.file is not None and self.file.get(key) is not None:
             return GENERATION, self.file[key]
         return "config.json", self.config.get(key)
 
 
 def read_generation(directory: pathlib.Path, config: Mapping[str, Any]) -> Generation:
-    """Returns what a folder says about generating.
+    """Returns a folder's settings for generation.
 
     Args:
       directory: The folder.
-      config: What its `config.json` says.
+      config: Content of its `config.json`.
 
     Raises:
-      CheckpointError: If `generation_config.json` is there and cannot be read.
+      CheckpointError: If `generation_config.json` exists and cannot be read.
     """
     path = directory / GENERATION
     return Generation(directory=directory, config=config, file=read_json(path) if path.is_file() else None)
@@ -259,21 +258,21 @@ _CLASSIFIER = "decoder/meta_cls/kernel"
 
 
 def without_exits(config: Any) -> Any:
-    """Returns the config of a model without norms and heads of exits, and without a classifier."""
+    """Returns the config of a model without exit norms, exit heads and classifier."""
     return dataclasses.replace(config, exit_classifier=0, exit_norms=False, exit_heads=False)
 
 
 def with_exits(directory: pathlib.Path, model: StoredModel, *, keeps: Callable[[str], bool]) -> StoredModel:
-    """Returns a model with what the file beside it holds; itself if there is none.
+    """Returns a model with the content of the exits file next to it; the model itself if there is none.
 
     Args:
       directory: Folder of the model.
-      model: What transformers' own files say.
+      model: The model in transformers' own files.
       keeps: Which arrays to read, by name.
 
     Raises:
-      CheckpointError: If the file is damaged, or holds something else.
-      ValueError: If some exits lack what others have.
+      CheckpointError: If the file is damaged, or has other arrays.
+      ValueError: If some exits lack parameters that others have.
     """
     path = directory / EXITS
     if not path.is_file():

@@ -1,6 +1,6 @@
-"""Rotary positions as `config.json` describes them: `rope_theta` and `rope_scaling`, or `rope_parameters`.
+"""Rotary positions in `config.json`: `rope_theta` and `rope_scaling`, or `rope_parameters`.
 
-Version 5 of transformers writes the base among the parameters of the scaling; before, it stood beside them.
+Version 5 of transformers writes the base among the scaling parameters; earlier versions write it separately.
 Source: transformers `modeling_rope_utils.py`, versions 4 and 5.
 """
 
@@ -13,7 +13,7 @@ from calm_beam.checkpoints.metadata import CheckpointError, shortened
 from calm_beam.model.llama import ROPE_SCALINGS, LlamaConfig, RopeScaling
 
 _ORIGINAL = "original_max_position_embeddings"
-# Numbers that each kind must have, and those that it may have.
+# Numbers that each kind must have, and further ones that it may have.
 _NEEDED = {
     "default": (),
     "linear": ("factor",),
@@ -22,14 +22,14 @@ _NEEDED = {
     "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"),
 }
-# What older files call kinds.
+# Older names of kinds.
 _OLDER = {"su": "longrope"}
 _OPTIONAL = {
     "llama3": (_ORIGINAL,),
     "yarn": (_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
     "longrope": (_ORIGINAL, "attention_factor"),
 }
-# What every kind may say, since it changes nothing.
+# Values that every kind may have, since they change nothing.
 _NEUTRAL = {"truncate": True}
 _SHARE = "partial_rotary_factor"
 
@@ -37,22 +37,22 @@ _SHARE = "partial_rotary_factor"
 def read_rope(
     path: pathlib.Path, fields: Mapping[str, Any], *, default: float, max_positions: int, turns_some: bool
 ) -> tuple[float, RopeScaling, float]:
-    """Returns the base of the rotary frequencies, how they are stretched, and which share of a head is turned.
+    """Returns the base of the rotary frequencies, their scaling, and the share of a head that is rotated.
 
     Args:
       path: The `config.json`, for messages.
-      fields: What it says.
-      default: The base, if it says none.
-      max_positions: Its `max_position_embeddings`, what a model was first trained on if nothing else is said.
-      turns_some: Whether positions may turn a part of a head alone.
+      fields: Its content.
+      default: The base, if it has none.
+      max_positions: Its `max_position_embeddings`, by default the length of the first training.
+      turns_some: Whether only a part of a head may be rotated.
 
     Raises:
-      CheckpointError: If the kind of scaling is not supported, a number is missing or wrong, or one is there that the
-        kind does not have.
+      CheckpointError: If the kind of scaling is not supported, or a number is missing, wrong, or not one of that
+        kind.
     """
     scaling = _parameters(path, fields)
     theta = _only(path, "rope_theta", scaling.pop("rope_theta", None), fields.get("rope_theta"))
-    # The older name of the kind stands beside the newer one in some files, for older readers.
+    # Some files have the older key for the kind in addition to the newer one, for older readers.
     older, kind = scaling.pop("type", None), scaling.pop("rope_type", None)
     kind = kind or older or "default"
     kind = _OLDER.get(kind, kind) if isinstance(kind, str) else kind
@@ -88,11 +88,11 @@ def read_rope(
 
 
 def written_rope(config: LlamaConfig) -> tuple[float, dict[str, Any] | None]:
-    """Returns `rope_theta` and `rope_scaling` of a model, in the form that versions 4 and 5 both read."""
+    """Returns `rope_theta` and `rope_scaling` of a model, in a form that versions 4 and 5 both read."""
     kind, scaling = config.rope_scaling.kind, config.rope_scaling
     if kind == "default":
         return config.rope_theta, None
-    # YaRN's factor of cosines and sines is always said: what it is made of is not known here.
+    # YaRN's attention factor is always written, since the numbers it was derived from are not known here.
     said = [key for key in (*_NEEDED[kind], *_OPTIONAL.get(kind, ())) if hasattr(scaling, key)]
     written = {"rope_type": kind, **{key: getattr(scaling, key) for key in said}}
     if _ORIGINAL in _OPTIONAL.get(kind, ()):
@@ -101,8 +101,8 @@ def written_rope(config: LlamaConfig) -> tuple[float, dict[str, Any] | None]:
 
 
 def _parameters(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is said about scaling, without what is null."""
-    # An empty object says nothing; an empty list, false and "" are no objects.
+    """Returns the scaling parameters that are not null."""
+    # An empty object counts as missing; an empty list, false and "" are not objects.
     found = [fields[key] for key in ("rope_scaling", "rope_parameters") if fields.get(key) not in (None, {})]
     if any(not isinstance(each, dict) for each in found) or (len(found) == 2 and found[0] != found[1]):
         raise CheckpointError(
@@ -113,7 +113,7 @@ def _parameters(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _only(path: pathlib.Path, key: str, *said: Any) -> Any:
-    """Returns the one value that is said in one or two places, or None."""
+    """Returns the one value that one or two places have, or None."""
     values = [value for value in said if value is not None]
     if len(values) == 2 and values[0] != values[1]:
         raise CheckpointError(
@@ -123,7 +123,7 @@ def _only(path: pathlib.Path, key: str, *said: Any) -> Any:
 
 
 def _take_factors(path: pathlib.Path, scaling: dict[str, Any], *, max_positions: int) -> None:
-    """Puts the factors up to the original positions in the place of what longrope is described by."""
+    """Replaces longrope's parameters by the factors up to the original positions."""
     short, original = scaling.pop("short_factor"), scaling["original_max_positions"]
     del scaling["long_factor"]
     if not isinstance(short, list) or not all(type(value) in (int, float) for value in short):
@@ -138,7 +138,7 @@ def _take_factors(path: pathlib.Path, scaling: dict[str, Any], *, max_positions:
 
 
 def _attention_factor(path: pathlib.Path, scaling: dict[str, Any]) -> float:
-    """Takes what YaRN's factor of cosines and sines is made of out of the parameters, and returns it."""
+    """Removes the parameters of YaRN's attention factor, and returns the factor."""
     factor, given = scaling["factor"], scaling.pop("attention_factor", None)
     scales = [scaling.pop(key, None) for key in ("mscale", "mscale_all_dim")]
     for value in (factor, given, *scales):

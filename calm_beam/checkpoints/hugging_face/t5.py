@@ -1,9 +1,9 @@
 """T5s that Hugging Face's transformers saves.
 
-T5 1.1 and Flan-T5 (gated GELU, a head of its own), the original T5 (ReLU, tied head), UL2 (gated SiLU), mT5 (as T5 1.1)
-and UMT5 (a table of relative positions in every layer), read without transformers or torch.
-Whatever the config says that would be computed in another way than here is refused. Tensors are stored [out, in], and
-the tables of relative positions [buckets, heads].
+T5 1.1 and Flan-T5 (gated GELU, untied head), the original T5 (ReLU, tied head), UL2 (gated SiLU), mT5 (as T5 1.1)
+and UMT5 (a table of relative positions in every layer), read without transformers or torch. A config value whose
+computation is not supported here is refused. Tensors are stored [out, in], and the tables of relative positions
+[buckets, heads].
 Source: transformers `configuration_t5.py` and `modeling_t5.py`, and those of mt5 and umt5, versions 4 and 5.
 """
 
@@ -20,7 +20,7 @@ from calm_beam.model.t5.config import PAD_ID
 
 from .files import EMBEDDING, Described, check_names, prefix_in_words, read_generation, read_tensors, written_ends
 
-# Our name of a size, its key in config.json, and what transformers takes if it is left out.
+# Our name of a size, its key in config.json, and transformers' default.
 _SIZES = {
     "vocab_size": ("vocab_size", 32128),
     "emb_dim": ("d_model", 512),
@@ -32,24 +32,24 @@ _SIZES = {
     "relative_buckets": ("relative_attention_num_buckets", 32),
     "relative_max_distance": ("relative_attention_max_distance", 128),
 }
-# The same of mT5 and UMT5, by their keys.
+# Defaults of mT5 and UMT5, by key.
 _MULTILINGUAL = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
-# By model_type, what is taken if it is left out, and whether every layer has a table of relative positions of its own.
+# By model_type, the defaults, and whether every layer has its own table of relative positions.
 TYPES: Mapping[str, tuple[Mapping[str, Any], bool]] = {
     "t5": ({}, False),
     "mt5": (_MULTILINGUAL, False),
     "umt5": (_MULTILINGUAL, True),
 }
-# What this decoder computes with; also what transformers takes if it is left out.
+# The supported values; they are also transformers' defaults.
 _FIXED = {
     "layer_norm_epsilon": 1e-6,
     "is_encoder_decoder": True,
     "pad_token_id": PAD_ID,
 }
-# What begins and ends outputs if no file says so.
+# Start and end of outputs if no file has them.
 _START_ID = 0
 _END_ID = 1
-# What transformers calls the activations, those that are written first; its "gelu" is not the tanh form.
+# transformers' names of activations, those to write first; its "gelu" is not the tanh form.
 _ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "silu": "silu", "swish": "silu", "relu": "relu"}
 
 _SUBLAYERS = {
@@ -76,9 +76,9 @@ _OUTSIDE_OF_LAYERS = {
 _TABLE_OF_A_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/relpos_bias/rel_embedding")
 _IN_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(\w+)/(?:(\w+)/kernel|scale)")
 
-# Names of the one embedding: files of older versions hold it up to three times, and some under another name alone.
+# Names of the one embedding: files of older versions have it up to three times, and some only under another name.
 _EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
-# A tensor of converted original T5s that transformers does not read either: cross-attention has no positions.
+# A tensor of converted original T5s that transformers ignores too: cross-attention has no positions.
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
@@ -86,13 +86,13 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
     """Returns a T5 that transformers saved.
 
     Args:
-      directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index.
-      fields: What `config.json` says.
+      directory: Folder with `config.json` and `model.safetensors`, or the parts in its index.
+      fields: Content of `config.json`.
       keeps: Which tensors to read, by name.
 
     Raises:
-      CheckpointError: If the model is computed in another way; if a file is missing or damaged, or a tensor is missing,
-        unknown or of another type than a float of 16 or 32 bits.
+      CheckpointError: If the model's computation is not supported; if a file is missing or damaged, or a tensor is
+        missing, unknown or of another type than a float of 16 or 32 bits.
     """
     path = directory / "config.json"
     defaults, bias_per_layer = TYPES[fields["model_type"]]
@@ -104,7 +104,7 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
         if type(fields.get(key, True)) is not bool:
             raise CheckpointError(f"{path}: {key} must be true or false, got {shortened(repr(fields[key]))}.")
     for key, expected in _FIXED.items():
-        # Left out and null are the same; some configs list the one id that ends an output.
+        # Null counts as missing; some configs list the one end-of-sequence id.
         if fields.get(key) not in (None, expected, [expected]):
             raise CheckpointError(f"{path}: {key} is {shortened(repr(fields[key]))}; only {expected!r} is supported.")
     generation = read_generation(directory, fields)
@@ -121,7 +121,7 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
         "start_id": start_id,
         "end_ids": end_ids,
     }
-    # Refuses sizes out of all range before anything is made of them.
+    # Refuses sizes out of range before anything is allocated for them.
     try:
         T5Config(**sizes, **settled)
     except ValueError as error:
@@ -141,13 +141,13 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
 
 
 def describe_t5(config: T5Config) -> Described:
-    """Returns a T5 as transformers describes it: as a `t5`, or a `umt5` if every layer has a table of positions.
+    """Returns transformers' description of a T5: a `t5`, or a `umt5` if every layer has a table of positions.
 
     Args:
-      config: Of the model, which has nothing of its own for exits.
+      config: Config of the model, without exit norms, exit heads or classifier.
 
     Raises:
-      ValueError: If transformers cannot hold it.
+      ValueError: If transformers has no such model.
     """
     if config.relative_bias_per_layer and config.tied_head:
         raise ValueError(
@@ -178,7 +178,7 @@ def describe_t5(config: T5Config) -> Described:
 
 
 def _check_head_is_its_own(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
-    """Refuses an mT5 or UMT5 whose head may be scaled: the versions of transformers do not agree on those."""
+    """Refuses an mT5 or UMT5 whose head may be scaled: transformers' versions disagree about those."""
     tie = fields.get("tie_word_embeddings")
     if fields["model_type"] != "t5" and (tie is not False or "scale_decoder_outputs" in fields):
         raise CheckpointError(
@@ -206,7 +206,7 @@ def _feed_forward(path: pathlib.Path, fields: Mapping[str, Any]) -> tuple[bool, 
     parts = projection.split("-")
     # In T5, "gated-gelu" has always meant the tanh form.
     activation = "gelu_new" if projection == "gated-gelu" else parts[-1]
-    # These two are derived, but transformers believes the file.
+    # These two are derived, but transformers takes the file's values.
     is_gated, name = fields.get("is_gated_act", parts[0] == "gated"), fields.get("dense_act_fn", activation)
     is_form = projection == parts[-1] or parts[:-1] == ["gated"]
     if type(is_gated) is not bool or not isinstance(name, str) or name not in _ACTIVATIONS or not is_form:
@@ -219,7 +219,7 @@ def _feed_forward(path: pathlib.Path, fields: Mapping[str, Any]) -> tuple[bool, 
 
 
 def _embedding(directory: pathlib.Path, tensors: dict[str, Array]) -> Array:
-    """Takes the one embedding out of the tensors, under whatever names it is there."""
+    """Removes the one embedding from the tensors and returns it, whatever its names there."""
     found = {name: tensors.pop(name) for name in _EMBEDDINGS if name in tensors}
     if not found:
         hint = prefix_in_words(tensors, _EMBEDDINGS[:1])
@@ -239,9 +239,9 @@ def _embedding(directory: pathlib.Path, tensors: dict[str, Array]) -> Array:
 def _head(
     directory: pathlib.Path, fields: Mapping[str, Any], *, tensors: dict[str, Array], embedding: Array
 ) -> Array | None:
-    """Takes the head out of the tensors; None if it is the embedding, with hidden states scaled by d_model**-0.5."""
+    """Removes the head from the tensors and returns it; None if it is the embedding, for states times d_model**-0.5."""
     head = tensors.pop("lm_head.weight", None)
-    # Version 5 stores whether hidden states are scaled. Before, the tie said so; now, a missing head is always tied.
+    # Version 5 stores whether hidden states are scaled. Before, the tie decided it; now, a missing head is always tied.
     is_scaled = fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
     if is_scaled and (head is None or are_equal(head, embedding)):
         return None
@@ -257,7 +257,7 @@ def _head(
 
 
 def _their_name(name: str) -> str:
-    """Returns what transformers calls a parameter.
+    """Returns a parameter's name in transformers.
 
     >>> _their_name("decoder/layers_3/self_attention/query/kernel")
     'decoder.block.3.layer.0.SelfAttention.q.weight'

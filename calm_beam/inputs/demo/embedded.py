@@ -1,4 +1,4 @@
-"""Where the demo model and calibration set are, and what is asked of them by default."""
+"""Paths of the demo model and its calibration set, and their default settings."""
 
 import pathlib
 
@@ -33,7 +33,7 @@ THRESHOLDS = (
 PROMPT = "Do they want to repair their car?"
 """A prompt like those of the calibration set."""
 
-# What is asked of it by default.
+# The demo's default losses.
 CONSISTENCIES = ("textual", "risk")
 METRICS = ("rouge_l_unicode",)
 DELTAS = (0.02, 0.05, 0.1, 0.2)

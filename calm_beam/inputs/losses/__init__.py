@@ -1,4 +1,4 @@
-"""Losses that others have computed: tables of them, and scores in the logs of frameworks of evaluation."""
+"""Losses that other programs have computed: tables of losses, and scores in the logs of evaluation frameworks."""
 
 DIRECTIONS = HIGHER, LOWER = ("higher", "lower")
-"""Which scores of a metric are better."""
+"""Whether higher or lower scores of a metric are better."""

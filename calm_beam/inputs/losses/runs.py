@@ -1,8 +1,8 @@
-"""Runs of an evaluation: their scores, example by example, and the losses of candidates against a baseline.
+"""Evaluation runs: their scores by example, and the losses of candidates against a baseline.
 
-Whether a higher or a lower score is better is what a run's files say, or --direction, or the metric's name. A score
-that is read the wrong way round proves the opposite of what is true. So nothing is assumed: where neither the files
-nor the name says it, the user has to.
+A run's files, --direction or the metric's name says whether higher or lower scores are better. A score that is read the
+wrong way round would prove the opposite of the truth. So there is no default: if neither the files nor the name says
+it, the user must.
 """
 
 import collections
@@ -23,18 +23,18 @@ from . import HIGHER, LOWER
 from .frameworks import FRAMEWORKS, ScoredExample, ScoreFormat, format_of, glob_of
 from .tables import LossRow, named, value_in_words
 
-# Folders above a log: of the output, the model, its organisation, the date.
+# Folder levels above a log: output, model, its organisation, date.
 _LEVELS = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of an evaluation, as a user names it.
+    """An evaluation run, as a user names it.
 
     Attributes:
       name: The setting that it was made with.
-      path: Its log of single examples.
-      format: The framework that has written that.
+      path: Its log of examples.
+      format: The framework that wrote the log.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Run:
 
     @classmethod
     def found(cls, text: str, *, task: str | None) -> Self:
-        """Returns the run that a text names: `RUN`, or `NAME=RUN`, where RUN is a log or a folder that holds one.
+        """Returns the run for a text `RUN` or `NAME=RUN`, where RUN is a log or a folder with one.
 
         Args:
           text: The text.
-          task: Which log of a folder is meant, where there are several.
+          task: The task whose log to take if the folder has several.
 
         Raises:
-          LossesError: If there is none, or several.
+          LossesError: If there is no log, or if there are several.
         """
         name, sign, place = text.partition("=")
         if not sign or exists(text):
@@ -62,11 +62,11 @@ class Run:
         return cls(name=name or base_name(place.rstrip("/")), path=path, format=found)
 
     def task(self) -> str:
-        """Returns the task whose examples were scored, as the log calls it."""
+        """Returns the task of the scored examples, as the log names it."""
         return self.format.task(self.path)
 
     def higher_is_better(self, metric: str) -> bool | None:
-        """Returns what the files of the run say of a metric, but for its scores; None where they say nothing."""
+        """Returns what the run's files, other than by scores, say about a metric; None if nothing."""
         return self.format.higher_is_better(self.path, metric)
 
 
@@ -75,11 +75,11 @@ class RunScores:
     """The scores of a run by one metric.
 
     Attributes:
-      metric: The metric, as the log calls it.
+      metric: The metric, as the log names it.
       scores: By example, each in [0, 1].
-      contents: By example, a digest of what was asked; of those where the log has it.
-      clusters: By example, the cluster it was drawn with; empty where nobody asks.
-      higher_is_better: What the run says of the metric, in files or by its grades; None where it says nothing.
+      contents: By example, a digest of the question, if the log has it.
+      clusters: By example, the cluster it was drawn with; empty if clusters are not requested.
+      higher_is_better: What the run's files or grades say about the metric; None if nothing.
     """
 
     metric: str
@@ -94,12 +94,12 @@ class RunScores:
 
         Args:
           run: The run.
-          metric: As the log calls it, or what that has before a comma; None where the log has one only.
-          cluster_key: Where in the record of an example its cluster is; None if clusters are not asked for.
+          metric: The log's name of it, or the part of that before a comma; None if the log has only one.
+          cluster_key: Path of the cluster in the record of an example; None if clusters are not requested.
 
         Raises:
-          LossesError: If the metric is not there, or not for every example, or an example is there twice, or a score is
-            not a number in [0, 1].
+          LossesError: If the metric is missing, also for a single example, an example is there twice, or a score is not
+            a number in [0, 1].
         """
         gathered = _Gathered(run.path)
         for example in run.format.examples(run.path, cluster_key=cluster_key):
@@ -119,14 +119,14 @@ class RunScores:
 
 
 class _Gathered:
-    """What a log says of its examples, as they come.
+    """The content of a log, collected example by example.
 
     Attributes:
-      ids: Of all examples.
+      ids: Ids of all examples.
       by_metric: The scores of each metric by example, as the log has them.
-      contents: As in `RunScores`.
-      clusters: As in `RunScores`.
-      graded: Of each metric, the number of scores that are grades.
+      contents: By example, a digest of the question, if the log has it.
+      clusters: By example, the cluster it was drawn with.
+      graded: For each metric, the number of scores that are grades.
     """
 
     def __init__(self, path: str) -> None:
@@ -139,10 +139,10 @@ class _Gathered:
         self.graded: collections.Counter[str] = collections.Counter()
 
     def add(self, example: ScoredExample) -> None:
-        """Takes an example in.
+        """Adds an example.
 
         Raises:
-          LossesError: If it is another one than that of its id before, or of another cluster.
+          LossesError: If an earlier example of that id has another question or another cluster.
         """
         self.ids[example.id] = None
         if example.content is not None and self.contents.setdefault(example.id, example.content) != example.content:
@@ -172,7 +172,7 @@ class _Gathered:
             raise LossesError(f"{self._path}: has no {metric} for {named(missing, 'id')}.")
         found = {}
         for name, score in scores.items():
-            # True and False are scores too.
+            # True and False count as scores.
             if not isinstance(score, int | float) or not 0 <= score <= 1:
                 raise LossesError(
                     f"{self._path}: {metric} of example {value_in_words(name)} must be a number in [0, 1], got "
@@ -188,15 +188,15 @@ def losses_of_runs(
     """Yields the losses of candidates against a baseline: by how much their scores are worse.
 
     Args:
-      baseline: Scores of the run that others are compared with.
-      candidates: Those of the others.
-      loss: `signed` (baseline's score minus the candidate's, or where a lower score is better the candidate's minus the
-        baseline's) or `relu` (what is positive of that).
-      direction: Which scores are better, one of `DIRECTIONS`.
+      baseline: Scores of the run to compare with.
+      candidates: The other runs and their scores.
+      loss: `signed` (baseline's score minus the candidate's, or if lower scores are better the candidate's minus the
+        baseline's) or `relu` (its positive part).
+      direction: Whether higher or lower scores are better, one of `DIRECTIONS`.
 
     Raises:
-      LossesError: If a candidate lacks an example, has another, a different one of the same id or one of another
-        cluster, or says that other scores are better; names them.
+      LossesError: If a candidate lacks an example, has an extra one, has another question or cluster under the same id,
+        or says the opposite about which scores are better; names them.
     """
     for run, theirs in candidates:
         missing = [name for name in baseline.scores if name not in theirs.scores]
@@ -255,7 +255,7 @@ def _log_in(folder: str, *, task: str | None) -> str:
 
 
 def _chosen_metric(asked: str | None, known: Sequence[str], *, path: str) -> str:
-    """Returns the metric that is meant, as the log calls it."""
+    """Returns the requested metric by the log's name of it."""
     if asked in known:
         return asked  # type: ignore[return-value]
     found = [name for name in known if asked is None or name.partition(",")[0] == asked]
@@ -271,7 +271,7 @@ def _names_in(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Names that mean the same wherever they are used, as `_plain` writes them.
+# Metric names that have the same meaning everywhere, in the form that `_plain` gives them.
 _NAMES_OF_HIGHER = _names_in(
     """
     acc acc_norm acc_norm_nospace acc_mutual_info acc_bytes accuracy balanced_accuracy exact exact_match em qem pem
@@ -299,7 +299,7 @@ _NAMES_OF_LOWER = _names_in(
 
 
 def known_direction(metric: str) -> str | None:
-    """Returns which scores of a metric are better, by its name alone; None where that leaves it open.
+    """Returns whether higher or lower scores of a metric are better, from its name; None if the name does not say.
 
     >>> known_direction("exact_match,strict-match"), known_direction("toxicity"), known_direction("quality")
     ('higher', 'lower', None)
@@ -309,16 +309,16 @@ def known_direction(metric: str) -> str | None:
 
 
 def settled_direction(metric: str, *, said: Mapping[str, bool], asked: str | None) -> str:
-    """Returns which scores of a metric are better, one of `DIRECTIONS`.
+    """Returns whether higher or lower scores of a metric are better, one of `DIRECTIONS`.
 
     Args:
-      metric: As the logs call it.
-      said: By log, whether it or a file beside it says that higher is better; of those that say it.
-      asked: What the user says; None for nothing.
+      metric: The metric, as the logs name it.
+      said: For each log that says it, in itself or in a file next to it, whether higher is better.
+      asked: The user's choice; None for none.
 
     Raises:
-      LossesError: If two of these say the opposite of each other.
-      UsageError: If nothing says it.
+      LossesError: If two of these contradict each other.
+      UsageError: If none says it.
     """
     first = next(iter(said.items()), None)
     if first is not None:
@@ -332,7 +332,7 @@ def settled_direction(metric: str, *, said: Mapping[str, bool], asked: str | Non
         if asked is not None and asked != found:
             raise LossesError(
                 f"{path}: says that a {found} {metric} is better, and --direction={asked} says the opposite. Leave the "
-                "flag out, or mend what the framework says of the metric."
+                "flag out, or fix what the framework says about the metric."
             )
         return found
     found_or_none = asked or known_direction(metric)

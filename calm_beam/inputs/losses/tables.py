@@ -1,7 +1,7 @@
 """Tables in files, and the rows of losses in them: CSV, JSON lines or Parquet.
 
-A table of one column may also be plain text with a value a line. A row holds one loss of a sweep. Messages about rows
-show the first few names and how many there are, and as much of a value as helps.
+A table of one column may also be plain text with one value per line. A row holds one loss of a sweep. Messages about
+rows show the number of names and the first few, and shorten long values.
 """
 
 import collections
@@ -22,53 +22,53 @@ from calm_beam.text import counted, shortened, written_float
 
 _BATCH = 4096
 _Row = TypeVar("_Row", covariant=True)
-# A row by column, and which row it is.
+# A row by column, and its place for messages.
 _Values = tuple[Mapping[str, Any], str]
 
 
 class Reading(Protocol[_Row]):
-    """What a table holds, and how its rows are read."""
+    """The content of a kind of table, and how to read its rows."""
 
     @property
     def kind(self) -> str:
-        """What its rows are, for messages."""
+        """The word for its rows in messages."""
         ...
 
     @property
     def needs(self) -> str:
-        """What every row has to say, for messages."""
+        """The values that every row needs, for messages."""
         ...
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are looked at."""
+        """The columns that are read."""
         ...
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Those of them that need not be there."""
+        """The columns that may be missing."""
         ...
 
     @property
     def of_line(self) -> str | None:
-        """The column that plain text has alone; None where plain text is no such table."""
+        """The column of a plain-text file; None if plain text cannot be such a table."""
         ...
 
     def row(self, values: Mapping[str, Any], *, where: str) -> _Row:
-        """Returns what is in a row, by column; `where` says which row it is, for messages."""
+        """Returns the value of a row, given by column; `where` names the row in messages."""
         ...
 
 
 def table_files(patterns: Sequence[str], reading: Reading[object]) -> tuple[str, ...]:
-    """Returns the files that patterns name, sorted, each once.
+    """Returns the files that match patterns, sorted, each once.
 
     Args:
       patterns: Paths or globs, local or on Cloud Storage.
-      reading: What they are to hold.
+      reading: The kind of table that they should hold.
 
     Raises:
-      LossesError: If the suffix of one tells no format.
-      DataError: If a pattern matches no file: none is passed over silently.
+      LossesError: If the suffix of a file is not one of a format.
+      DataError: If a pattern matches no file: none is skipped silently.
       OSError: If Cloud Storage cannot be listed.
     """
     found: dict[str, str] = {}
@@ -104,7 +104,7 @@ def _csv_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
             header = next(table, None)
             if header is None:
                 return
-            # What spreadsheets put before the first letter.
+            # Spreadsheets put a byte order mark before the first letter.
             header[0] = header[0].removeprefix("\ufeff")
             _check_columns(header, reading, path=path)
             for cells in table:
@@ -132,7 +132,7 @@ def _json_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
 
 
 def _parquet_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
-    # Here, since importing it takes long.
+    # Imported here because it is slow to import.
     import pyarrow
     import pyarrow.parquet
 
@@ -145,17 +145,17 @@ def _parquet_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
             names = file.schema_arrow.names
             _check_columns(names, reading, path=path)
             columns = [name for name in names if name in reading.columns]
-            # A thread of Arrow's that lets go of Python's memory while the interpreter ends aborts the process.
+            # An Arrow thread that releases Python memory during interpreter shutdown aborts the process.
             for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
                 for values in batch.to_pylist():
                     number += 1
                     yield values, f"{path}, row {number}"
     except LossesError:
         raise
-    # Of values that Python has no object for, such as dates after the year 9999, these come too.
+    # Values without a Python object, such as dates after the year 9999, raise these too.
     except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            # Of the disk, and not of what is on it.
+            # An error of the disk, and not of the file's content.
             raise
         raise LossesError(
             f"{path}: damaged Parquet data after row {number} ({' '.join(str(error).split())})."
@@ -163,7 +163,7 @@ def _parquet_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
 
 
 def _check_columns(names: Sequence[str], reading: Reading[object], *, path: str) -> None:
-    """Refuses a table without the columns that are needed, or with one of them twice."""
+    """Refuses a table that lacks a needed column or has one twice."""
     twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
     if twice is not None:
         raise LossesError(f"{path}: has two columns named {twice!r}. Rename or drop one of them.")
@@ -214,7 +214,7 @@ _LONGEST_VALUE = 80
 
 
 def value_in_words(value: object) -> str:
-    """Returns a value of a file as Python shows it, cut if it is long.
+    """Returns a value of a file as Python shows it; a long one is cut.
 
     >>> value_in_words("a" * 100)[-3:], value_in_words(0.5)
     ('aa…', '0.5')
@@ -223,11 +223,11 @@ def value_in_words(value: object) -> str:
 
 
 def named(names: Collection[str], kind: str) -> str:
-    """Returns how many names there are, and the first few.
+    """Returns the number of names, and the first few.
 
     Args:
       names: At least one.
-      kind: What one of them names.
+      kind: Noun for one of them.
 
     >>> named(["a", "b"], "id"), named(list("abcdefg"), "id")
     ("2 ids ('a', 'b')", "7 ids ('a', 'b', 'c', 'd', 'e', ...)")
@@ -241,12 +241,12 @@ class LossRow:
     """The loss of one example under one setting.
 
     Attributes:
-      id: Of the example.
+      id: Id of the example.
       setting: The setting.
-      loss: How much it loses.
-      cost: What the setting costs on it; None where the row does not say.
-      group: Group of the example; None where nobody asks.
-      cluster: Cluster of the example; None where nobody asks.
+      loss: The loss.
+      cost: Cost of the setting on the example; None if the row has none.
+      group: Group of the example; None if groups are not requested.
+      cluster: Cluster of the example; None if clusters are not requested.
     """
 
     id: str
@@ -259,12 +259,12 @@ class LossRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowReading:
-    """How rows are read.
+    """How to read rows of losses.
 
     Attributes:
-      lowest: Least loss there can be: 0, or -1 where losses are signed.
-      group_key: Column that names the group; None: groups are not asked for.
-      cluster_key: Column that names the cluster; None: neither are clusters.
+      lowest: Smallest possible loss: 0, or -1 if losses are signed.
+      group_key: Column with the group; None if groups are not requested.
+      cluster_key: Column with the cluster; None if clusters are not requested.
     """
 
     lowest: float = 0.0
@@ -278,7 +278,7 @@ class RowReading:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are looked at."""
+        """The columns that are read."""
         keys = (self.group_key, self.cluster_key)
         return ("id", "setting", "loss", "cost", *(key for key in keys if key is not None))
 
@@ -286,11 +286,11 @@ class RowReading:
         """Returns the loss in a row.
 
         Args:
-          values: By column; numbers may be texts, as CSV has them.
+          values: By column; numbers may be texts, as in CSV.
           where: File and row, for messages.
 
         Raises:
-          LossesError: If a column is missing, or a value is not of its kind; names file and row.
+          LossesError: If a column is missing, or a value has the wrong type; names file and row.
         """
         check_there(values, self, where=where)
         loss = _number(values["loss"])
@@ -319,7 +319,7 @@ def check_there(values: Mapping[str, Any], reading: Reading[object], *, where: s
     """Refuses a row without a value in a column that every row needs.
 
     Raises:
-      LossesError: If there is none; names file and row.
+      LossesError: If a value is missing; names file and row.
     """
     missing = [name for name in reading.columns if name not in reading.optional and values.get(name) in (None, "")]
     if missing:
@@ -330,10 +330,10 @@ def check_there(values: Mapping[str, Any], reading: Reading[object], *, where: s
 
 
 def name_of(value: object, column: str, *, where: str) -> str:
-    """Returns a name: a text as it is, a number as JSON writes it.
+    """Returns a name: a text unchanged, or a number in JSON notation.
 
     Raises:
-      LossesError: If it is neither, not finite, or a text that no file can hold.
+      LossesError: If it is neither, is not finite, or is a text that no file can hold.
     """
     if isinstance(value, str):
         if "\0" in value:
@@ -347,7 +347,7 @@ def name_of(value: object, column: str, *, where: str) -> str:
                 ) from error
         if value:
             return value
-    # True is an integer to Python, and an integer may be too large for a float.
+    # True is an int in Python, and an int may be too large for a float.
     elif (isinstance(value, int) and not isinstance(value, bool)) or (
         isinstance(value, float) and math.isfinite(value)
     ):

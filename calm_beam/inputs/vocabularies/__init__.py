@@ -1,7 +1,7 @@
-"""What turns text into token ids and back: one module for each format of files, and chats made of templates.
+"""Vocabularies: text to token ids and back, with one module for each file format, and chat templates.
 
-Here is what every format of vocabularies provides, and what a manifest, or a folder of outputs, says of a vocabulary.
-The reader of manifests imports this, so it needs the standard library only.
+Here are the interface of every vocabulary format, and the vocabulary records of manifests and of output folders.
+The manifest reader imports this, so it needs the standard library only.
 """
 
 import abc
@@ -14,17 +14,17 @@ from calm_beam.storage.records import Record
 
 
 class VocabularyError(CalmBeamError, ValueError):
-    """A vocabulary that cannot be read, or does not follow the conventions of its kind."""
+    """A vocabulary that cannot be read, or does not follow the conventions of its format."""
 
 
 class VocabularyModel(abc.ABC):
-    """Text to token ids and back, by one file and what lies beside it.
+    """Text to token ids and back, by one file and the files next to it.
 
     Attributes:
-      fingerprint: 64 hexadecimal digits that name all that decides ids and texts.
-      size: Number of ids, the highest and one.
+      fingerprint: 64 hexadecimal digits over everything that decides ids and texts.
+      size: Number of ids, the highest plus one.
       begins: Ids before every prompt.
-      ends: Ids behind it.
+      ends: Ids after every prompt.
       end_ids: Ids that end a text.
     """
 
@@ -40,11 +40,11 @@ class VocabularyModel(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without those that stand before or behind a prompt."""
+        """Returns the ids of a text, without those before or after a prompt."""
 
     @abc.abstractmethod
     def piece(self, index: int) -> str:
-        """Returns the piece of an id, ▁ standing for a space."""
+        """Returns the piece of an id, with ▁ for a space."""
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
@@ -53,12 +53,12 @@ class VocabularyModel(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRecord(Record):
-    """How prompts were made of texts: by a chat template, which is a part of every prompt.
+    """How texts become prompts by a chat template, which is part of every prompt.
 
     Attributes:
       template: The Jinja template itself.
-      tokens: Texts of special tokens that it may use, by name.
-      system: What every chat began with, before the text; None if it began with that.
+      tokens: Texts of special tokens that the template may use, by name.
+      system: System text at the beginning of every chat; None for none.
     """
 
     template: Text
@@ -68,12 +68,12 @@ class ChatRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyRecord(Record):
-    """The vocabulary that turned text into token ids, and outputs into text.
+    """The vocabulary that turns text into token ids, and outputs into text.
 
     Attributes:
-      fingerprint: Identifies the SentencePiece model, or the tokenizer.
+      fingerprint: Fingerprint of the SentencePiece model, or of the tokenizer.
       extra_ids: Number of sentinel ids above its pieces.
-      chat: How prompts were made of texts; None where a prompt is the text as it is.
+      chat: How texts become prompts; None if a prompt is the text itself.
     """
 
     fingerprint: Text

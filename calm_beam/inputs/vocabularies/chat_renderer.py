@@ -1,8 +1,8 @@
-"""The process that renders chat templates: it reads requests from standard input, and writes what it made.
+"""A process that renders chat templates: it reads requests from standard input, and writes the rendered prompts.
 
-Templates come with models, so they are code of strangers. They run in Jinja's sandbox, which lets them change nothing
-and see nothing but the chat, and in a process of their own, whose memory and processor time are limited: no sandbox
-bounds loops within loops, or a width of 1e9 in a filter. A template that takes more ends this process.
+Templates come with models, so they are untrusted code. They run in Jinja's sandbox, which lets them change nothing and
+see nothing but the chat, and in a process of their own with limited memory and processor time: no sandbox bounds loops
+within loops, or a width of 1e9 in a filter. A template that exceeds a limit ends this process.
 Source: transformers `utils/chat_template_utils.py` (`render_jinja_template`).
 """
 
@@ -17,19 +17,19 @@ _PAGE_BYTES = resource.getpagesize()
 
 
 def main() -> None:
-    """Answers requests, each one line of JSON, until there are no more.
+    """Answers requests, each one line of JSON, until the input ends.
 
     The first line has the limits: `seconds` of processor time for each request, and `memory_bytes` that the process may
-    take beside those that it has. A request has `template`, `variables` and `most`, the most characters of an answer.
-    An answer has the `text`, or the `error` in words.
+    take in addition to its memory at the start. A request has `template`, `variables` and `most`, the most characters
+    of an answer. An answer has the `text`, or the `error` as text.
     """
     limits = json.loads(sys.stdin.readline())
-    # Loaded before memory is limited.
+    # Jinja is loaded before memory is limited.
     _environment()
     _limit(memory_bytes=limits["memory_bytes"])
     for line in sys.stdin:
         request = json.loads(line)
-        # By default, the signal ends the process, whatever it is doing.
+        # The signal's default action ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, limits["seconds"])
         answer = _answer(request["template"], request["variables"], most=request["most"])
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -45,7 +45,7 @@ def _limit(*, memory_bytes: int) -> None:
             taken = int(file.read().split()[0]) * _PAGE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (taken + memory_bytes, taken + memory_bytes))
     except (OSError, ValueError):
-        # Systems without such files do not limit it, either.
+        # Systems without such files do not enforce the limit either.
         return
 
 
@@ -62,7 +62,7 @@ def _answer(template: str, variables: dict[str, Any], *, most: int) -> dict[str,
         return {"error": "it needs too much memory"}
     except RecursionError:
         return {"error": "it is nested too deeply"}
-    # Whatever a template does is an error of the template.
+    # Any exception is the template's error.
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
 
@@ -81,7 +81,7 @@ def _environment() -> Any:
     base: Any = jinja2.ext.Extension
 
     class Generation(base):  # type: ignore[misc]
-        """What marks an answer for training, and changes no prompt."""
+        """The tag that marks an answer for training; it does not change prompts."""
 
         tags = frozenset(("generation",))
 
@@ -92,7 +92,7 @@ def _environment() -> Any:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
-    # What is drawn anew each time would make other prompts each time.
+    # Random output would give other prompts each time.
     del environment.filters["random"], environment.globals["lipsum"]
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
@@ -100,7 +100,7 @@ def _environment() -> Any:
 
 
 def _to_json(value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, **more: Any) -> str:
-    # Unlike Jinja's own, it leaves HTML's characters as they are; templates may name these by position.
+    # Jinja's own filter escapes HTML characters; templates may pass these arguments by position.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, **more)
 
 

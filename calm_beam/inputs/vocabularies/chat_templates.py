@@ -1,10 +1,10 @@
-"""Prompts as a chat: what a template makes of an instruction and a user's text, rendered as transformers does.
+"""Prompts as chats: a template renders an instruction and a user's text, as in transformers.
 
-Templates do not see today's date: with it, prompts would be others tomorrow than those that were calibrated.
+Templates do not see today's date: with it, tomorrow's prompts would differ from the calibrated ones.
 
-A separate process renders them (`chat_renderer`), within limits of time, memory and length. There is one such process
-for each process that renders, started when it is needed and kept: a start takes a tenth of a second, a prompt a tenth
-of a millisecond. It ends with the process that started it.
+A separate process renders them (`chat_renderer`), within limits of time, memory and length. Each rendering process has
+one, started when needed and then kept: a start takes a tenth of a second, a prompt a tenth of a millisecond. It ends
+with the process that started it.
 """
 
 import atexit
@@ -25,12 +25,12 @@ from calm_beam.extras import imported
 from . import ChatRecord, VocabularyError
 from .tokenizer_json import read_text, read_tokenizer_files
 
-# Templates of published models take a millisecond of processor time, and a few megabytes.
+# Templates of published models take a millisecond of processor time and a few megabytes.
 PROCESSOR_SECONDS = 1.0
 MEMORY_BYTES = 512 << 20
-# Of a machine on which others compute, too.
+# Generous, since other work may run on the machine.
 _WALL_SECONDS = 120.0
-# A prompt has the texts of its chat, and what the template puts around them.
+# Limits on a prompt's length: a multiple of the chat's texts, plus the text that the template puts around them.
 _MOST_AROUND = 1 << 20
 _MOST_TIMES = 4
 _MOST_ERROR = 64 << 10
@@ -42,21 +42,21 @@ _START = (
 
 
 def render(template: str, variables: Mapping[str, Any], *, texts: int) -> str:
-    """Returns what a template makes.
+    """Returns the text that a template renders.
 
     Args:
       template: The template.
-      variables: What it sees; values that JSON has.
-      texts: How many characters the texts of the chat have.
+      variables: The template's variables, as JSON values.
+      texts: Number of characters of the chat's texts.
 
     Raises:
-      VocabularyError: If it cannot be rendered, or not within the limits; says why.
+      VocabularyError: If it cannot be rendered within the limits; says why.
     """
     return _RENDERER.render(template, variables, most=_MOST_AROUND + _MOST_TIMES * texts)
 
 
 class _Renderer:
-    """The process, and who may talk to it: one thread at a time."""
+    """The rendering process, and a lock: one thread at a time uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,14 +75,14 @@ class _Renderer:
         return answer["text"]
 
     def close(self) -> None:
-        """Ends the process, if it is this process's."""
+        """Ends the process if this process started it."""
         if self._process is not None and self._owner == os.getpid():
             self._process.kill()
             self._process.communicate()
             self._process = None
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        # What a process has started, one that was forked from it does not share.
+        # A forked process must not share its parent's renderer.
         if self._process is None or self._owner != os.getpid():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps([path or os.getcwd() for path in sys.path])],
@@ -120,7 +120,7 @@ class _Renderer:
         return True
 
     def _ended(self) -> str:
-        """Ends the process, and returns in words why it had to."""
+        """Ends the process, and returns the reason as text."""
         process, self._process = self._process, None
         assert process is not None
         try:
@@ -135,7 +135,7 @@ class _Renderer:
                 try:
                     pipe.close()
                 except BrokenPipeError:
-                    # What it was sent and has not read.
+                    # A request that it has not read.
                     continue
         if process.returncode == -signal.SIGPROF:
             return f"it takes more than {PROCESSOR_SECONDS:g} s of processor time"
@@ -149,9 +149,9 @@ atexit.register(_RENDERER.close)
 
 
 OWN_TEMPLATE = "model"
-"""Names the template that lies beside a tokenizer."""
+"""Selects the template next to a tokenizer."""
 NO_TEMPLATE = "none"
-"""Says that prompts are taken as they are, although there is a template."""
+"""Takes prompts as they are, although there is a template."""
 
 _DATE = "strftime_now"
 
@@ -159,21 +159,21 @@ _DATE = "strftime_now"
 def chosen_chat(
     template: str | None, *, tokenizer: str, system: str | None, has_texts: bool = True
 ) -> ChatRecord | None:
-    """Returns how prompts become chats; None if they are taken as they are.
+    """Returns how prompts become chats; None if they stay as they are.
 
-    A model that was taught chats answers other prompts badly, and nothing in its outputs says so. So where there is a
-    template, it has to be said whether it is used.
+    A chat model answers prompts without its template badly, and its outputs do not show that. So if there is a
+    template, the user must say whether to use it.
 
     Args:
-      template: As in `chat_of`, or `NO_TEMPLATE`; None if nothing is said.
+      template: `OWN_TEMPLATE`, the path of a file with a Jinja template, or `NO_TEMPLATE`; None if the user said none.
       tokenizer: The vocabulary.
-      system: As in `chat_of`.
-      has_texts: Whether any prompt is text; ids are never made chats of.
+      system: System text at the beginning of the chat; None for none.
+      has_texts: Whether any prompt is text; token ids never become chats.
 
     Raises:
-      UsageError: If there is a template and nothing is said, or a system prompt has no template.
-      VocabularyError: As in `chat_of`.
-      MissingExtraError: As in `chat_of`.
+      UsageError: If there is a template and the user chose nothing, or if there is a system text but no template.
+      VocabularyError: If the chosen template is missing, or cannot be rendered.
+      MissingExtraError: If the package that renders it is not installed.
     """
     must_say = template is None and has_texts and tokenizer.endswith(".json")
     if must_say and read_tokenizer_files(tokenizer).chat_template is not None:
@@ -195,8 +195,8 @@ def chat_of(template: str, *, tokenizer: str, system: str | None) -> ChatRecord:
 
     Args:
       template: `OWN_TEMPLATE`, or the path of a file with a Jinja template.
-      tokenizer: The `tokenizer.json`, beside which special tokens are named.
-      system: What the chat begins with, before the user's text; None if it begins with that.
+      tokenizer: The `tokenizer.json`; files next to it name its special tokens.
+      system: System text at the beginning of the chat, before the user's text; None for none.
 
     Raises:
       VocabularyError: If there is no template, or it cannot be rendered.
@@ -221,10 +221,10 @@ def chat_of(template: str, *, tokenizer: str, system: str | None) -> ChatRecord:
 
 
 def rendered(chat: ChatRecord, text: str) -> str:
-    """Returns the prompt that a chat's template makes of a user's text, up to where the answer begins.
+    """Returns the prompt that a chat's template renders from a user's text, up to the start of the answer.
 
     Raises:
-      VocabularyError: If the template cannot be rendered, or not within limits of time, memory and length; says why.
+      VocabularyError: If the template cannot be rendered within the limits of time, memory and length; says why.
       MissingExtraError: If the package that renders it is not installed.
     """
     imported("jinja2", extra="tokenizers", needed_for="a chat template")

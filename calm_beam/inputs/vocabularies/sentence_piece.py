@@ -1,11 +1,11 @@
 """SentencePiece models with T5's conventions; ids equal those of seqio, or of transformers for its folders.
 
-These two differ at special tokens in a text. To seqio's `SentencePieceVocabulary`, a sentinel is a piece that begins a
-word: in "cat<extra_id_1>on" it sees letters. transformers cuts a text at every special or added token first, and
-begins a word behind it.
+The two differ at special tokens in a text. To seqio's `SentencePieceVocabulary`, a sentinel is a piece that begins a
+word: in "cat<extra_id_1>on" it sees letters. transformers first cuts a text at every special or added token, and begins
+a new word after it.
 
-The SentencePiece model does not say how many sentinels `<extra_id_0>`, ... the tokenizer of a T5 has. Hugging Face
-keeps them in small files in the same folder.
+The SentencePiece model does not say how many sentinels `<extra_id_0>`, ... a T5 tokenizer has. Hugging Face stores them
+in small files in the same folder.
 Source: seqio `vocabularies.py`; transformers `tokenization_t5.py` and `tokenization_t5_fast.py`, versions 4.57 and 5
 (for the sentinels `tokenization_t5.py`, versions 4 and 5).
 """
@@ -31,13 +31,13 @@ _SPACE = "▁"
 PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
-"""The id of unknown pieces in models that are trained here; those that are read may have another one, as UMT5's."""
+"""The id of unknown pieces in models that are trained here; others may have another id, as UMT5's do."""
 
 
 class SentencePieceModel(VocabularyModel):
-    """Pad 0, eos 1, and optional sentinels `<extra_id_0>`, ... above the pieces.
+    """A model with pad 0, eos 1, and optional sentinels `<extra_id_0>`, ... above the pieces.
 
-    The sentinels are numbered downwards from the highest id, as T5 does.
+    The sentinels are numbered downwards from the highest id, as in T5.
     """
 
     begins = ()
@@ -50,20 +50,20 @@ class SentencePieceModel(VocabularyModel):
         """Loads a model.
 
         Args:
-          path: Where it was read, for messages.
-          serialized: The `sentencepiece.model` file.
+          path: Path of the file, for messages.
+          serialized: The content of the `sentencepiece.model` file.
           extra_ids: Number of sentinels to add.
-          added_tokens: Tokens by id that stand above the sentinels, of a folder of transformers, in whose way texts
-            are cut then; None for seqio's way.
+          added_tokens: Tokens by id above the sentinels, from a transformers folder; texts are then cut as transformers
+            does. None cuts as seqio does.
 
         Raises:
-          VocabularyError: If it is no SentencePiece model, or has other ids for pad and eos; or if an added token has
-            an id that is not its own.
+          VocabularyError: If it is not a SentencePiece model, or has other ids for pad and eos, or if an added token
+            has another token's id.
         """
         if not serialized:
             raise VocabularyError(f"vocabulary {path}: the file is empty.")
         is_cut = added_tokens is not None
-        # seqio's sentinels begin a word; those of transformers are found anywhere.
+        # seqio's sentinels begin a word; transformers finds them anywhere.
         sentinels = [f"{'' if is_cut else _SPACE}<extra_id_{number}>" for number in reversed(range(extra_ids))]
         try:
             bare = sentencepiece.SentencePieceProcessor(model_proto=serialized)
@@ -89,7 +89,7 @@ class SentencePieceModel(VocabularyModel):
             self.fingerprint = hashlib.sha256(
                 json.dumps([self.fingerprint, "cut at tokens", sorted(added_tokens.items())]).encode()
             ).hexdigest()
-        # The longest of those that begin at one place counts.
+        # At one place, the longest match counts.
         texts = sorted(self._whole, key=len, reverse=True)
         self._cuts = re.compile(f"({'|'.join(map(re.escape, texts))})") if texts else None
 
@@ -101,18 +101,18 @@ class SentencePieceModel(VocabularyModel):
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without eos."""
         ids: list[int] = []
-        # Every second part is a token.
+        # Every second part of the split is a token.
         for place, part in enumerate([text] if self._cuts is None else self._cuts.split(text)):
             ids += [self._whole[part]] if place % 2 else self._processor.encode(part)
         return ids
 
     def piece(self, index: int) -> str:
-        """Returns the piece of an id, ▁ standing for a space; ids the vocabulary does not have read as unknown."""
+        """Returns the piece of an id, with ▁ for a space; an id outside the vocabulary reads as unknown."""
         piece: str = self._processor.id_to_piece(index if 0 <= index < self.size else self._unknown)
         return piece
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids up to the first eos; ids the vocabulary does not have read as unknown.
+        """Returns the text of ids up to the first eos; an id outside the vocabulary reads as unknown.
 
         Output heads are often padded beyond the vocabulary, so such ids can be generated.
         """
@@ -125,10 +125,10 @@ class SentencePieceModel(VocabularyModel):
 def _checked_above(
     path: str, processor: sentencepiece.SentencePieceProcessor, sentinels: Sequence[str], *, added: Mapping[int, str]
 ) -> list[str]:
-    """Returns the added tokens that stand above pieces and sentinels, in the order of their ids.
+    """Returns the added tokens above pieces and sentinels, in the order of their ids.
 
     Raises:
-      VocabularyError: If one has an id that leaves a gap, or is another token's.
+      VocabularyError: If an id leaves a gap, or is another token's.
     """
     size = processor.get_piece_size()
     above: list[str] = []
@@ -150,7 +150,7 @@ def _checked_above(
 
 
 def _found_whole(processor: sentencepiece.SentencePieceProcessor, *, above: int) -> dict[str, int]:
-    """Returns the ids of what is found whole in texts: control pieces, the unknown one, and all above them."""
+    """Returns the ids of pieces that are matched whole: control pieces, the unknown one, and all above them."""
     size = processor.get_piece_size()
     return {
         processor.id_to_piece(index): index
@@ -160,7 +160,7 @@ def _found_whole(processor: sentencepiece.SentencePieceProcessor, *, above: int)
 
 
 def _with_pieces(serialized: bytes, pieces: Sequence[str]) -> bytes:
-    """Returns the model with pieces appended that are found in text, too."""
+    """Returns the model with pieces appended that are also found in text."""
     if not pieces:
         return serialized
     from sentencepiece import sentencepiece_model_pb2
@@ -172,21 +172,21 @@ def _with_pieces(serialized: bytes, pieces: Sequence[str]) -> bytes:
     return extended
 
 
-# Which files name them, in the order in which they are asked.
+# The files that may name sentinels, in order of precedence.
 SENTINEL_FILES = ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 _SENTINEL = re.compile(r"<extra_id_(\d{1,6})>")
 _MOST_BYTES = 16 << 20
 
 
 class SentinelsError(CalmBeamError, ValueError):
-    """A file of a tokenizer that cannot be read, or that numbers sentinels in another way than T5 does."""
+    """A tokenizer file that cannot be read, or that does not number sentinels as T5 does."""
 
 
 def extra_ids_beside(vocabulary: str | os.PathLike[str]) -> int:
-    """Returns how many sentinels the files beside a SentencePiece model name; 0 if there are none.
+    """Returns the number of sentinels in the files next to a SentencePiece model; 0 if there are none.
 
     Args:
-      vocabulary: Where the model is, local or on Cloud Storage.
+      vocabulary: Path of the model, local or on Cloud Storage.
 
     Raises:
       SentinelsError: If such a file cannot be read, or its sentinels are not numbered downwards from the highest id.
@@ -200,7 +200,7 @@ def extra_ids_beside(vocabulary: str | os.PathLike[str]) -> int:
 
 
 def write_extra_ids(folder: pathlib.Path, extra_ids: int) -> None:
-    """Writes a file that `extra_ids_beside` reads; with 0, none is left in the folder."""
+    """Writes a file that `extra_ids_beside` reads; for 0, removes it from the folder."""
     path = folder / SENTINEL_FILES[0]
     if not extra_ids:
         path.unlink(missing_ok=True)
@@ -257,6 +257,6 @@ def _listed_extra_ids(fields: Any) -> set[int]:
 
 
 def _text(token: Any) -> str:
-    """Returns what a special token, of either form, stands for."""
+    """Returns the text of a special token, of either form."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""

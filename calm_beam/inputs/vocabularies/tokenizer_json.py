@@ -1,8 +1,8 @@
-"""`tokenizer.json` of Hugging Face's tokenizers: ids and texts are those that transformers gives for its folder.
+"""`tokenizer.json` of Hugging Face's tokenizers: ids and texts equal those of transformers for its folder.
 
-Other files of that folder change what it does: special tokens, what begins a prompt, chat templates. Versions 4.57 and
-5 of transformers read these files alike in most cases. Where one of them cannot read a folder, the other is followed;
-where both can and give other ids, the folder is refused, and the message names both.
+Other files of that folder matter too: special tokens, the beginning of a prompt, chat templates. transformers 4.57 and
+5 read most of these files alike. If one version cannot read a folder, the other is followed; if both can and give
+different ids, the folder is refused, and the message names both versions.
 Source: transformers `tokenization_utils_base.py` (`_from_pretrained`), `tokenization_utils_fast.py` (version 4.57) and
 `tokenization_utils_tokenizers.py` (version 5).
 """
@@ -24,17 +24,17 @@ _SPECIAL = "special_tokens_map.json"
 _ADDED = "added_tokens.json"
 TEMPLATE = "chat_template.jinja"
 _MODEL_CONFIG = "config.json"
-# Files that belong to a tokenizer; the first is the tokenizer itself.
+# Files of a tokenizer; the first is the tokenizer itself.
 TOKENIZER_FILES = (TOKENIZER, CONFIG, _SPECIAL, _ADDED, TEMPLATE)
 
-# Special tokens that have a name; templates see them by it.
+# Names of special tokens, under which templates see them.
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Lists of special tokens without a name: version 4's, and version 5's.
+# Lists of special tokens without a name: of version 4, and of version 5.
 _ADDITIONAL, _EXTRA = "additional_special_tokens", "extra_special_tokens"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _MOST_BYTES = 64 << 20
 
-# Classes that version 4 takes for these types of models if no tokenizer_class is named.
+# Version 4's class for these types of models if no tokenizer_class is named.
 _CLASSES = {"llama": "LlamaTokenizer", "mistral": "LlamaTokenizer", "gemma": "GemmaTokenizer"}
 
 Token = Mapping[str, Any]
@@ -43,20 +43,20 @@ Token = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerFiles:
-    """What the files beside a tokenizer say.
+    """The content of the files next to a tokenizer.
 
     Attributes:
       special_tokens: Texts of special tokens by their names.
       added_tokens: Tokens by id.
-      is_whole: Whether these are all that there are, as newer versions save them.
-      named_tokens: All special tokens, in the order in which those that are not yet there are added.
-      parted_tokens: Special tokens that only one version adds, by the reason, in words.
-      adds_bos: What `add_bos_token` says; None if it is not there.
-      adds_eos: What `add_eos_token` says; in the same way.
-      tokenizer_class: What transformers' class is called, without `Fast`; None if nobody says so.
-      splits_special: Whether special tokens in a text are split as any text is.
-      cleans_up: Whether spaces before punctuation are taken out of texts.
-      chat_template: The template that makes prompts of chats; None if there is none.
+      is_whole: Whether `added_tokens` is complete, as newer versions save it.
+      named_tokens: All special tokens, in the order in which missing ones are added.
+      parted_tokens: Special tokens that only one version adds, by the reason as text.
+      adds_bos: Value of `add_bos_token`; None if missing.
+      adds_eos: Value of `add_eos_token`; None if missing.
+      tokenizer_class: Name of transformers' class, without `Fast`; None if unknown.
+      splits_special: Whether special tokens in a text are split like any text.
+      cleans_up: Whether spaces before punctuation are removed from texts.
+      chat_template: The chat template; None if there is none.
     """
 
     special_tokens: Mapping[str, str]
@@ -73,10 +73,10 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(tokenizer: str) -> TokenizerFiles:
-    """Returns what lies beside a tokenizer, local or on Cloud Storage.
+    """Returns the content of the files next to a tokenizer, local or on Cloud Storage.
 
     Raises:
-      VocabularyError: If a file cannot be read, or says something that is not understood.
+      VocabularyError: If a file cannot be read, or has an unsupported value.
     """
     folder = parent(tokenizer)
     path = joined(folder, CONFIG)
@@ -88,7 +88,7 @@ def read_tokenizer_files(tokenizer: str) -> TokenizerFiles:
         not isinstance(added, dict) or not all(index.isascii() and index.isdigit() for index in added)
     ):
         raise VocabularyError(f"{path}: added_tokens_decoder must have tokens by their ids.")
-    # With it, the config names all tokens, and the older files beside it do not count.
+    # With it, the config names all tokens, and the older files in the folder do not count.
     is_whole = added is not None
     if is_whole:
         special = {}
@@ -118,11 +118,11 @@ class _Lists:
     """Special tokens without one of the usual names.
 
     Attributes:
-      tokens: Those that are added, in their order.
-      in_config: Those that `tokenizer_config.json` names.
-      only_map: Those that `special_tokens_map.json` alone names in version 4's list.
-      beside_config: The same where the config has that list, too.
-      in_both_forms: Those of version 4's list where there is version 5's, too.
+      tokens: The tokens to add, in their order.
+      in_config: The tokens in `tokenizer_config.json`.
+      only_map: The tokens that only `special_tokens_map.json` has in version 4's list.
+      beside_config: The same, if the config has that list, too.
+      in_both_forms: The tokens of version 4's list if there is version 5's, too.
     """
 
     tokens: tuple[Token, ...]
@@ -145,13 +145,13 @@ def _lists(config: Mapping[str, Any], special: Mapping[str, Any], *, path: str, 
         in_config=(*extra, *(token for token in additional if token["content"] in in_config)),
         only_map=only_map,
         beside_config=() if config.get(_ADDITIONAL) is None else only_map,
-        # Lists in version 5's key are none that version 4 can read, so that there is nothing to differ from.
+        # Version 4 cannot read lists under version 5's key, so there is no difference between versions.
         in_both_forms=additional if extra and not is_listed else (),
     )
 
 
 def _listed(path: str, fields: Mapping[str, Any], key: str) -> tuple[Token, ...]:
-    """Returns the special tokens of a list, or of version 5's object, in which each has a name of its own."""
+    """Returns the special tokens of a list, or of version 5's object, in which each has its own name."""
     value = fields.get(key)
     if value is None:
         return ()
@@ -162,7 +162,7 @@ def _listed(path: str, fields: Mapping[str, Any], key: str) -> tuple[Token, ...]
 
 
 def _older_added_tokens(path: str, *, specials: set[str]) -> dict[int, Token]:
-    """Returns what older versions saved of added tokens: their ids by their texts."""
+    """Returns the added tokens of older files, which have ids by texts."""
     added = _read_json(path)
     if not all(type(index) is int and index >= 0 for index in added.values()):
         raise VocabularyError(f"{path}: must have ids by the texts of tokens, got {str(added)[:80]}.")
@@ -177,7 +177,7 @@ def _older_added_tokens(path: str, *, specials: set[str]) -> dict[int, Token]:
 
 
 def _parted(folder: str, said: Mapping[str, Any], *, lists: _Lists, is_whole: bool) -> Mapping[str, tuple[str, ...]]:
-    """Returns tokens that the versions do not treat alike if the tokenizer itself does not have them, by reasons."""
+    """Returns, by reason, tokens that the versions treat differently unless the tokenizer itself has them."""
     own = [key for key in said if key.endswith("_token") and key not in NAMES and isinstance(said[key], (str, dict))]
     found = {
         f"{' and '.join(own)} {'is a name' if len(own) == 1 else 'are names'} of its own, of which version 5 makes "
@@ -202,7 +202,7 @@ def _texts(tokens: Any) -> tuple[str, ...]:
 
 
 def _tokenizer_class(folder: str, path: str, config: Mapping[str, Any]) -> str | None:
-    """Returns the class of the tokenizer that transformers takes, as far as the files say it."""
+    """Returns the tokenizer class that transformers takes, as far as the files name it."""
     name = config.get("tokenizer_class")
     if name is None:
         model = _read_json(joined(folder, _MODEL_CONFIG))
@@ -214,7 +214,7 @@ def _tokenizer_class(folder: str, path: str, config: Mapping[str, Any]) -> str |
 
 
 def _chat_template(path: str, config_path: str, config: Mapping[str, Any]) -> str | None:
-    """Returns the template in a file of its own, or in the config, where it may be the default one of several."""
+    """Returns the chat template from its own file, or from the config, where it may be the default of several."""
     if is_file(path):
         return read_text(path)
     template = config.get("chat_template")
@@ -232,7 +232,7 @@ def read_text(path: str) -> str:
     """Returns a text file, local or on Cloud Storage.
 
     Raises:
-      VocabularyError: If it cannot be read, is not UTF-8, or is far larger than such files are.
+      VocabularyError: If it cannot be read, is not UTF-8, or is too large for such a file.
     """
     try:
         with open_input(path) as file:
@@ -245,7 +245,7 @@ def read_text(path: str) -> str:
 
 
 def _read_json(path: str) -> dict[str, Any]:
-    """Returns the object in a file; an empty one if there is no file."""
+    """Returns the object in a file; empty if there is no file."""
     if not is_file(path):
         return {}
     try:
@@ -283,13 +283,13 @@ def _flag(path: str, config: Mapping[str, Any], key: str) -> bool | None:
     return value
 
 
-# Texts of which at least one has a token in any vocabulary.
+# At least one of these texts has a token in any vocabulary.
 _PROBES = ("a", "1", ".", "я", "的")
-# Around which transformers takes spaces out of texts, in this order.
+# transformers removes the space before each of these, in this order.
 _CLEAN_UPS = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 _SPACE = "▁"
-# Classes for which version 4.57 of transformers goes by add_bos_token and add_eos_token, and whether bos is added where
-# the first is left out. For others, and in version 5 for all, what tokenizer.json says counts.
+# Classes for which transformers 4.57 follows add_bos_token and add_eos_token, with the default of the first. For other
+# classes, and in version 5 for all, tokenizer.json counts.
 _ADDS_BOS = {
     "LlamaTokenizer": True,
     "CodeLlamaTokenizer": True,
@@ -303,20 +303,20 @@ class TokenizerModel(VocabularyModel):
     """A tokenizer of any kind (byte-level BPE, BPE or unigrams of SentencePiece, WordPiece) with its special tokens."""
 
     def __init__(self, path: str, content: bytes) -> None:
-        """Loads a tokenizer, and what lies beside it.
+        """Loads a tokenizer and the files next to it.
 
         Args:
-          path: Where it was read.
-          content: The file.
+          path: Path of the file.
+          content: Its content.
 
         Raises:
-          VocabularyError: If it is no tokenizer, or a file beside it contradicts it or cannot be read.
+          VocabularyError: If it is not a tokenizer, or a file next to it contradicts it or cannot be read.
           MissingExtraError: If the package that reads it is not installed.
         """
         tokenizers = imported("tokenizers", extra="tokenizers", needed_for=f"vocabulary {path}")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        # The library raises bare exceptions for anything that it does not understand.
+        # The library raises bare exceptions for anything it cannot parse.
         except Exception as error:
             raise VocabularyError(
                 f"vocabulary {path}: cannot be read as a tokenizer of Hugging Face's: {str(error)[:200]}"
@@ -331,7 +331,7 @@ class TokenizerModel(VocabularyModel):
         end = None if eos is None else self._tokenizer.token_to_id(eos)
         self.end_ids = () if end is None else (end,)
         self.size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        # Of BPE, what stands before punctuation is meant.
+        # transformers does not clean up after BPE, where a space before punctuation is part of the text.
         self._cleans_up = files.cleans_up and type(self._tokenizer.model).__name__ != "BPE"
         digest = hashlib.sha256(content)
         digest.update(json.dumps(_relevant(files), sort_keys=True).encode())
@@ -342,12 +342,12 @@ class TokenizerModel(VocabularyModel):
         return self._tokenizer.token_to_id("<extra_id_0>") is not None
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text; special tokens in it are found."""
+        """Returns the ids of a text; special tokens in it are recognized."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def piece(self, index: int) -> str:
-        """Returns the text of an id, ▁ standing for a space; "" if the tokenizer does not have it."""
+        """Returns the text of an id, with ▁ for a space; "" if the tokenizer does not have it."""
         token: str | None = self._tokenizer.id_to_token(index) if 0 <= index < self.size else None
         if token is None or token.startswith(_SPACE):
             return token or ""
@@ -356,7 +356,7 @@ class TokenizerModel(VocabularyModel):
         return text.replace(" ", _SPACE)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids without special tokens; ids that the tokenizer does not have are none of it."""
+        """Returns the text of ids, leaving out special tokens and ids that the tokenizer does not have."""
         known = [int(index) for index in ids if 0 <= index < self.size]
         text: str = self._tokenizer.decode(known, skip_special_tokens=True)
         if self._cleans_up:
@@ -365,17 +365,17 @@ class TokenizerModel(VocabularyModel):
         return text
 
     def _around(self, path: str, files: TokenizerFiles) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the ids before and behind every prompt, as the tokenizer itself says.
+        """Returns the ids before and after every prompt, according to the tokenizer itself.
 
         Raises:
-          VocabularyError: If version 4.57 of transformers puts others there than version 5.
+          VocabularyError: If versions 4.57 and 5 of transformers add different ids.
         """
         kind = files.tokenizer_class or ""
         default = _ADDS_BOS.get(kind)
         own = self._around_by_itself(path)
         if default is None:
             return own
-        # Version 5 makes these anew, whatever the file says.
+        # Version 5 rebuilds these, whatever the file says.
         if kind == "GPTNeoXTokenizer":
             own = ((), ())
         elif kind == "CodeLlamaTokenizer" and self._tokenizer.post_processor is None:
@@ -384,7 +384,7 @@ class TokenizerModel(VocabularyModel):
         names = {"bos_token": adds_bos, "eos_token": bool(files.adds_eos)}
         older = tuple(self._named(files, name) if is_added else () for name, is_added in names.items())
         if None in older or older == own:
-            # Version 4.57 does not read it where such a token has no name.
+            # Version 4.57 ignores the flags if such a token has no name.
             return own
         flags = ", ".join(
             f"{key} {'left out' if flag is None else str(flag).lower()}"
@@ -398,7 +398,7 @@ class TokenizerModel(VocabularyModel):
         )
 
     def _named(self, files: TokenizerFiles, name: str) -> tuple[int, ...] | None:
-        """Returns the id of a special token; None if none has the name."""
+        """Returns the id of a special token; None if no token has the name."""
         text = files.special_tokens.get(name)
         index = None if text is None else self._tokenizer.token_to_id(text)
         return None if index is None else (index,)
@@ -421,7 +421,7 @@ class TokenizerModel(VocabularyModel):
 
 
 def _relevant(files: TokenizerFiles) -> dict[str, Any]:
-    """Returns what decides ids and texts beside the tokenizer; defaults are omitted, so that fingerprints stay."""
+    """Returns what else decides ids and texts; defaults are omitted, so that old fingerprints stay valid."""
     relevant: dict[str, Any] = {
         "special_tokens": files.special_tokens,
         "added_tokens": files.added_tokens,
@@ -443,7 +443,7 @@ def _has_flags(token: Mapping[str, Any]) -> bool:
 
 
 def _shown(around: Any) -> str:
-    """Returns ids before and behind a prompt for a message.
+    """Returns the ids before and after a prompt for a message.
 
     >>> _shown(((1,), ()))
     '[1] and none'
@@ -452,16 +452,16 @@ def _shown(around: Any) -> str:
 
 
 def _add_tokens(path: str, tokenizer: Any, added_token: Any, *, files: TokenizerFiles) -> None:
-    """Gives a tokenizer the tokens that only the files beside it name, and the flags that they give others.
+    """Adds the tokens, and the flags of tokens, that only the files next to a tokenizer name.
 
     Raises:
-      VocabularyError: If they number a token in another way than the tokenizer does, or name one that not every version
-        of transformers adds.
+      VocabularyError: If they give a token another id than the tokenizer does, or name one that not every version of
+        transformers adds.
     """
     known = tokenizer.get_added_tokens_decoder()
     for index, fields in sorted(files.added_tokens.items()):
         token = added_token(**fields)
-        # Of one that older files name, the tokenizer knows the flags.
+        # For a token that older files name, the tokenizer has the flags.
         if index in known and known[index].content == fields["content"] and not files.is_whole:
             continue
         if repr(known.get(index)) != repr(token):
@@ -486,6 +486,6 @@ def _add_tokens(path: str, tokenizer: Any, added_token: Any, *, files: Tokenizer
 
 
 def _by_older_files(files: TokenizerFiles, known: Any) -> set[str]:
-    """Returns the texts of tokens that a tokenizer does not have by itself."""
+    """Returns the texts of tokens in older files that the tokenizer itself does not have."""
     own = {token.content for token in known.values()}
     return {fields["content"] for fields in files.added_tokens.values()} - own

@@ -13,30 +13,30 @@ from calm_beam.inputs.vocabularies.sentence_piece import SentencePieceModel, Sen
 from calm_beam.inputs.vocabularies.tokenizer_json import TokenizerModel, read_tokenizer_files
 from calm_beam.storage import base_name, open_input
 
-# The largest known SentencePiece model has 5 MB, the largest `tokenizer.json` 35, the most sentinels are 300.
+# The largest known SentencePiece model has 5 MB, the largest `tokenizer.json` 35 MB; the most sentinels are 300.
 _MOST_BYTES = 256 << 20
 _MOST_EXTRA_IDS = 100_000
-# What transformers calls the SentencePiece model of a T5; in it, special tokens are found anywhere in a text.
+# transformers' name for a T5's SentencePiece model; with that name, special tokens are found anywhere in a text.
 _HUGGING_FACE_NAME = "spiece.model"
 
 
 class Vocabulary:
-    """Text to token ids and back, and prompts of text. Not picklable; workers load their own."""
+    """Text to token ids and back, and prompts from text. Not picklable; workers load their own."""
 
     def __init__(self, path: str | os.PathLike[str], *, extra_ids: int = 0, chat: ChatRecord | None = None) -> None:
         """Loads a vocabulary.
 
         Args:
-          path: A SentencePiece model of T5's conventions, or a `tokenizer.json` of Hugging Face's tokenizers, local or
-            on Cloud Storage. If the model is called `spiece.model`, as in folders of transformers, texts are cut at
-            special tokens as there, and tokens that files beside it add are added.
+          path: A SentencePiece model with T5's conventions, or a Hugging Face `tokenizer.json`, local or on Cloud
+            Storage. If the model is called `spiece.model`, as in transformers folders, texts are cut at special tokens
+            as transformers does, and the tokens that files next to it name are added.
           extra_ids: Number of sentinels to add to a SentencePiece model, 100 for the public T5 vocabularies.
-          chat: How prompts are made of text; None for the text as it is.
+          chat: How texts become prompts; None for the text itself.
 
         Raises:
           VocabularyError: If the file is missing or of neither kind, or a SentencePiece model has other ids for pad
-            and eos; or if `extra_ids` is negative, or more than any model has, or the file has sentinels itself.
-          MissingExtraError: If a package is needed that is not installed.
+            and eos; or if `extra_ids` is negative or too large, or is given and the file has sentinels itself.
+          MissingExtraError: If a needed package is not installed.
         """
         if not 0 <= extra_ids <= _MOST_EXTRA_IDS:
             raise VocabularyError(
@@ -53,7 +53,7 @@ class Vocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """`sha256:` and a digest of the file, and of what beside it decides ids and texts."""
+        """`sha256:` and a digest of the file, and of all in the files next to it that decides ids and texts."""
         return f"sha256:{self._model.fingerprint}"
 
     @property
@@ -62,7 +62,7 @@ class Vocabulary:
         return self._model.end_ids
 
     def record(self) -> VocabularyRecord:
-        """Returns what a manifest, or generations, say of it."""
+        """Returns its record in a manifest or in generations."""
         return VocabularyRecord(fingerprint=self.fingerprint, extra_ids=self.extra_ids, chat=self.chat)
 
     def has_sentinels(self) -> bool:
@@ -70,14 +70,14 @@ class Vocabulary:
         return self._model.has_sentinels()
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without eos or anything else that stands before or behind a prompt."""
+        """Returns the ids of a text, without eos or other ids before or after a prompt."""
         return self._model.encode(text)
 
     def encode_prompt(self, text: str, *, room: int) -> tuple[tuple[int, ...], int]:
-        """Returns the ids of a prompt, cut to `room`, and how many there were.
+        """Returns the ids of a prompt, cut to `room`, and their number before the cut.
 
-        A text that is a prompt as it is has the ids before and behind it that the vocabulary puts there, and loses its
-        last ids where there is no room. One that becomes a chat is not cut: without its end, no answer would begin.
+        A text that is not a chat gets the vocabulary's ids before and after it, and loses its last ids if there is no
+        room. A chat is not cut: without its end, no answer would begin.
 
         Args:
           text: The prompt, with its task prefix.
@@ -95,23 +95,23 @@ class Vocabulary:
         return (*begins, *ids[: max(0, room - len(begins) - len(ends))], *ends), whole
 
     def piece(self, index: int) -> str:
-        """Returns the piece of an id, ▁ standing for a space; ids the vocabulary does not have read as unknown."""
+        """Returns the piece of an id, with ▁ for a space; an id outside the vocabulary reads as unknown."""
         return self._model.piece(index)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, without tokens that are no text.
+        """Returns the text of ids, without tokens that are not text.
 
-        Output heads are often padded beyond the vocabulary, so ids that it does not have can be generated.
+        Output heads are often padded beyond the vocabulary, so ids outside it can be generated.
         """
         return self._model.decode(ids)
 
 
 def open_recorded(path: str | os.PathLike[str], record: VocabularyRecord | None) -> Vocabulary:
-    """Returns a vocabulary with the sentinels and the chat that a record names, none of which is in its file.
+    """Returns a vocabulary with the sentinels and the chat of a record; its file has neither.
 
     Args:
-      path: As `Vocabulary` takes it.
-      record: What a manifest, or generations, say of it; None where they have none.
+      path: Path of a file that `Vocabulary` reads.
+      record: The record in a manifest or in generations; None if they have none.
 
     Raises:
       VocabularyError: If it cannot be read.
@@ -125,19 +125,19 @@ def open_vocabulary(
     """Returns a vocabulary with its sentinels.
 
     Args:
-      path: As `Vocabulary` takes it.
-      extra_ids: Number of sentinels; with None, as many as files of its tokenizer beside it name, and it does not hold
+      path: Path of a file that `Vocabulary` reads.
+      extra_ids: Number of sentinels; None takes the number in the tokenizer files next to it, or 0 if it has sentinels
         itself.
-      chat: As `Vocabulary` takes it.
+      chat: How texts become prompts; None for the text itself.
 
     Raises:
-      VocabularyError: If it, or such a file, cannot be read.
+      VocabularyError: If it, or a tokenizer file next to it, cannot be read.
     """
     return Vocabulary(path, extra_ids=missing_sentinels(path) if extra_ids is None else extra_ids, chat=chat)
 
 
 def missing_sentinels(path: str | os.PathLike[str]) -> int:
-    """Returns how many sentinels files beside a vocabulary name, if it does not hold them itself.
+    """Returns the number of sentinels that files next to a vocabulary name; 0 if it has sentinels itself.
 
     Raises:
       VocabularyError: If such a file cannot be read, or names some and the vocabulary cannot be read.
@@ -146,29 +146,29 @@ def missing_sentinels(path: str | os.PathLike[str]) -> int:
         beside = extra_ids_beside(path)
     except SentinelsError as error:
         raise VocabularyError(str(error)) from error
-    # Tokens that stand above the sentinels have no place without them.
+    # Tokens above the sentinels have no place without them.
     has_own = not beside or _open_model(os.fspath(path), extra_ids=0, reads_added=False).has_sentinels()
     return 0 if has_own else beside
 
 
 def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None, *, end_ids: Sequence[int] = (EOS_ID,)) -> str:
-    """Returns the text of an output that metrics see, without eos: it is no content, and makes outputs look alike.
+    """Returns an output's text for metrics, without eos, which is no content and would make outputs more alike.
 
     Args:
       tokens: Generated ids.
-      vocabulary: None if there is none, which only prompts of token ids can do without; then the text is the ids joined
-        by spaces.
-      end_ids: Those that end an output, where there is no vocabulary to say it.
+      vocabulary: None if there is none, which is possible only for prompts of token ids; then the text is the ids
+        joined by spaces.
+      end_ids: End-of-sequence ids, used without a vocabulary.
     """
     return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token not in end_ids)
 
 
 def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:
-    """Returns the text of a reference that was given as token ids, made as that of an output is.
+    """Returns the text of a reference given as token ids, made like an output's text.
 
     Args:
-      ids: Its ids, of which those from the first eos on, and padding at the end, are none of it.
-      vocabulary: As in `output_text`.
+      ids: Its ids; the first eos and all ids after it are left out, and so is padding at the end.
+      vocabulary: None if there is none; then the text is the ids joined by spaces.
 
     >>> reference_text([5, 7, 1, 0, 0], None), reference_text([0], None)
     ('5 7', '')
@@ -181,7 +181,7 @@ def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:
 
 
 def _open_model(path: str, *, extra_ids: int, reads_added: bool = True) -> VocabularyModel:
-    """Returns the model in a file, by the kind that its name says."""
+    """Returns the model in a file, whose kind is given by its name."""
     is_json = path.endswith(".json")
     kind = "a tokenizer of Hugging Face's" if is_json else "a SentencePiece model"
     try:
@@ -204,6 +204,6 @@ def _open_model(path: str, *, extra_ids: int, reads_added: bool = True) -> Vocab
 
 
 def _added_tokens(path: str) -> dict[int, str]:
-    """Returns the tokens that files beside a `spiece.model` add, by id."""
+    """Returns the tokens that files next to a `spiece.model` add, by id."""
     files = read_tokenizer_files(path)
     return {index: token["content"] for index, token in files.added_tokens.items()}

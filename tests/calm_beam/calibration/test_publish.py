@@ -84,7 +84,7 @@ def test_what_another_run_has_published_stays(output: str, is_replaced: bool) ->
     with pytest.raises(ManifestError, match=f"another one was published there first .*{_LATER.digest}"):
         publish(output, late, rows=(), failures=(), earlier=began)
     assert _contents(output) == before
-    with pytest.raises(FileExistsError, match="written by somebody else in the meantime"):
+    with pytest.raises(FileExistsError, match="written by another process in the meantime"):
         withdraw(output, began)
     assert _contents(output) == before
     withdraw(output, _earlier(output))

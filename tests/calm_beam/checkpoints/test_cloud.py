@@ -177,7 +177,7 @@ def test_a_model_is_stored_mark_last(cloud: "CloudService", bucket: str, tmp_pat
         store_model(tmp_path / "model", f"{bucket}/m")
     assert load_checkpoint(f"{bucket}/m").fingerprint() == load_checkpoint(f"{bucket}/m").fingerprint()
     write_native(tmp_path / "model", _CONFIG, arrays=build_arrays(_CONFIG, 1), vocabulary_path=None)
-    with pytest.raises(FileExistsError, match=r"m/model\.safetensors: was written by somebody else"):
+    with pytest.raises(FileExistsError, match=r"m/model\.safetensors: was written by another process"):
         store_model(tmp_path / "model", f"{bucket}/m")
     cloud.guard.reset()
     write_t5x(tmp_path / "run", _ARRAYS, step=3, inline=_INLINE)

@@ -66,7 +66,7 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path: pathlib.Path) -> None:
     array = arrays[_EMBEDDING]
     assert isinstance(array, StoredArray)
     assert np.asarray(array) is not np.asarray(array)
-    with pytest.raises(ValueError, match="cannot be had without a copy"):
+    with pytest.raises(ValueError, match="cannot be read without a copy"):
         np.asarray(array, copy=False)
 
 

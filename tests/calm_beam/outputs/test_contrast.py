@@ -60,10 +60,10 @@ _CYRILLIC = [_example("b", ["кот"], "кот", "кот", "пёс"), _example("
     ("generations", "objective", "metric", "message"),
     [
         # The case of ids against words, by a metric that is all right.
-        (_IDS, _RISK, _EXACT, "gives the full model 0 on all 2 examples, its outputs held against the references"),
+        (_IDS, _RISK, _EXACT, "gives the full model 0 on all 2 examples, its outputs compared with the references"),
         (_IDS, _RISK, _EXACT, "Example 'a': output '7 5' was compared with 'a dog'. Check the references"),
-        (_WORDS, _RISK, lambda *_: 0, "gives the full model 0 on all 2 examples, its outputs held against the ref"),
-        (_WORDS, _TEXTUAL, lambda *_: 0, "gives the full model 0 on all 2 examples, its outputs held against thems"),
+        (_WORDS, _RISK, lambda *_: 0, "gives the full model 0 on all 2 examples, its outputs compared with the ref"),
+        (_WORDS, _TEXTUAL, lambda *_: 0, "gives the full model 0 on all 2 examples, its outputs compared with thems"),
         # A distance where a likeness is asked for would certify the more, the worse outputs are.
         (_WORDS, _TEXTUAL, _distance, "Example 'a': output 'a dog' was compared with itself. Take another metric"),
         (_WORDS, _RISK, lambda *_: 1, "on all 2 examples every output scores as the full model's does"),
@@ -138,7 +138,7 @@ def test_the_metric_is_asked_for_where_it_is_in_doubt_only() -> None:
 def test_every_objective_is_checked() -> None:
     """One objective that tells nothing ends the run, whatever the others tell."""
     contrast = _contrast(_IDS, [_TEXTUAL, _RISK], _EXACT)
-    with pytest.raises(MetricError, match="held against the references"):
+    with pytest.raises(MetricError, match="compared with the references"):
         contrast.check([_TEXTUAL, _RISK], {"m": _EXACT}.__getitem__)
 
 

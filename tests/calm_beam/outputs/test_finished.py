@@ -101,7 +101,7 @@ def test_what_is_no_mark_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(OutputsError, match=r"has no complete\.json, so decoding did not finish there"):
         FinishedAnswers.read(str(tmp_path), assignment.job)
     finish(assignment, [write_shard(assignment, 0, ids=["a"])], examples=1)
-    with pytest.raises(OutputsError, match=r"complete\.json: does not fit to generate\.json beside it"):
+    with pytest.raises(OutputsError, match=r"complete\.json: does not match generate\.json next to it"):
         FinishedAnswers.read(str(tmp_path), dataclasses.replace(assignment.job, num_shards=3))
     path = tmp_path / COMPLETE
     path.write_text(path.read_text().replace('"prompts": 1', '"prompts": 2', 1))

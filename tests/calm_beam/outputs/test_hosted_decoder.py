@@ -115,7 +115,7 @@ def test_costs_are_told_for_all_or_none() -> None:
             for setting in settings
         }
 
-    with pytest.raises(DecoderError, match="told a cost for 1 of 2 answers under setting 'full': tell all, or none"):
+    with pytest.raises(DecoderError, match="gave a cost for 1 of 2 answers under setting 'full': give all, or none"):
         _outcomes(some, [_example(0), _example(1)])
 
 

@@ -165,13 +165,13 @@ def test_a_sealed_mark_of_another_form_is_refused(tmp_path: pathlib.Path, edit: 
     _complete(tmp_path, job)
     content = {**json.loads((tmp_path / COMPLETE).read_text()), **edit}
     (tmp_path / COMPLETE).write_text(json.dumps({**content, "digest": content_digest(content)}))
-    with pytest.raises(OutputsError, match=r"complete\.json: (is not as calm-beam writes it|does not fit)"):
+    with pytest.raises(OutputsError, match=r"complete\.json: (is not as calm-beam writes it|does not match)"):
         FinishedSweep.read(str(tmp_path), job)
 
 
 def test_a_folder_without_a_job_says_nothing(tmp_path: pathlib.Path) -> None:
     """Without decode.json nobody knows what the generations are."""
-    with pytest.raises(OutputsError, match=r"decode\.json: no such file, so nothing says what the generations"):
+    with pytest.raises(OutputsError, match=r"decode\.json: no such file, so nothing identifies the generations"):
         DecodeJob.read(str(tmp_path))
 
 
@@ -221,7 +221,7 @@ def test_a_folder_that_is_not_complete_is_refused(tmp_path: pathlib.Path) -> Non
     with pytest.raises(OutputsError, match=r"has no complete\.json, so decoding did not finish there"):
         FinishedSweep.read(str(tmp_path), job)
     _complete(tmp_path, job)
-    with pytest.raises(OutputsError, match=r"complete\.json: does not fit to decode\.json beside it"):
+    with pytest.raises(OutputsError, match=r"complete\.json: does not match decode\.json next to it"):
         FinishedSweep.read(str(tmp_path), build_job(num_shards=5))
     strange = pathlib.Path(job.shard_path(str(tmp_path), 1))
     strange.touch()

@@ -184,7 +184,7 @@ def test_large_objects_are_written_and_read_in_parts(
     write(f"{bucket}/a", content, overwrite=False)
     assert any("uploadType=resumable" in place for _, place in cloud.guard.requests)
     assert read(f"{bucket}/a") == content
-    with pytest.raises(FileExistsError, match="was written by somebody else"):
+    with pytest.raises(FileExistsError, match="was written by another process"):
         write(f"{bucket}/a", content[1:], overwrite=False)
 
 
@@ -212,7 +212,7 @@ def test_a_file_that_is_there_is_kept(folder: str) -> None:
     """Without overwrite a file is made once; who comes later is told, and nothing changes."""
     path = storage.joined(folder, "a")
     write(path, b"first", overwrite=False)
-    with pytest.raises(FileExistsError, match="a: was written by somebody else in the meantime"):
+    with pytest.raises(FileExistsError, match="a: was written by another process in the meantime"):
         write(path, b"later", overwrite=False)
     assert read(path) == b"first"
 

@@ -1,6 +1,6 @@
-"""Scores of single examples, as frameworks of evaluation log them: a module for each.
+"""Scores of single examples from the logs of evaluation frameworks, one module for each framework.
 
-Here are all of them by name, and which one has written a file.
+This package lists them by name, and detects which one wrote a file.
 """
 
 import types
@@ -22,10 +22,10 @@ FRAMEWORKS: Mapping[str, ScoreFormat] = types.MappingProxyType(
 
 
 def format_of(path: str) -> ScoreFormat:
-    """Returns the framework that has written a file, by what is in it.
+    """Returns the framework that wrote a file, by the file's content.
 
     Raises:
-      LossesError: If it is none, or could be several.
+      LossesError: If there is none, or there are several candidates.
     """
     found = [format_ for format_ in FRAMEWORKS.values() if format_.is_of(path)]
     if len(found) != 1:

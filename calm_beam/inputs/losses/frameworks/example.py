@@ -1,4 +1,4 @@
-"""What every framework's log is read as."""
+"""The common form of all frameworks' logs."""
 
 import dataclasses
 import glob
@@ -12,20 +12,20 @@ from calm_beam.inputs.losses.tables import name_of
 from calm_beam.risk.testing import LossesError
 from calm_beam.storage import is_cloud_path, open_input, strict_json
 
-# Where a framework has written an object that is no JSON, such as a picture, as Python shows it.
+# Frameworks write an object that is not JSON, such as a picture, in Python's notation.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredExample:
-    """The scores of one example in one run; an example may come in several, each with other metrics.
+    """The scores of one example in one run; an example may come several times, each time with other metrics.
 
     Attributes:
-      id: Of the example.
-      scores: By metric; whatever the log holds for a number, which it need not be.
-      content: Digest of what was asked, which tells the example from others of its id; None where the log does not say.
-      cluster: The cluster it was drawn with; None where nobody asks.
-      graded: The metrics whose score is a grade by which higher is better, such as C for correct.
+      id: Id of the example.
+      scores: By metric, the log's values, which need not be numbers.
+      content: Digest of the question, to distinguish examples with equal ids; None if the log does not have it.
+      cluster: The cluster it was drawn with; None if clusters are not requested.
+      graded: The metrics whose score is a grade, such as C for correct, for which higher is better.
     """
 
     id: str
@@ -39,7 +39,7 @@ class ScoreFormat(Protocol):
     """A framework's log of single examples.
 
     Attributes:
-      name: Of the framework.
+      name: Name of the framework.
       files: Globs of its logs' names.
     """
 
@@ -47,15 +47,15 @@ class ScoreFormat(Protocol):
     files: tuple[str, ...]
 
     def is_of(self, path: str) -> bool:
-        """Returns whether a file is such a log, by what it begins with."""
+        """Returns whether a file is such a log, by its beginning."""
         ...
 
     def task(self, path: str) -> str:
-        """Returns the task that a log is of."""
+        """Returns the task of a log."""
         ...
 
     def higher_is_better(self, path: str, metric: str) -> bool | None:
-        """Returns what the framework's files say of a metric; None where they say nothing.
+        """Returns what the framework's files say about a metric; None if nothing.
 
         Raises:
           LossesError: If one of them is damaged, or they disagree; names the file.
@@ -67,7 +67,7 @@ class ScoreFormat(Protocol):
 
         Args:
           path: The log.
-          cluster_key: Where in the record of an example its cluster is, with dots between the levels; None: nowhere.
+          cluster_key: Path of the cluster in an example's record, with dots between levels; None reads none.
 
         Raises:
           LossesError: If it is damaged, or not complete; names the file.
@@ -76,7 +76,7 @@ class ScoreFormat(Protocol):
 
 
 def digest_of_asked(*parts: object) -> str:
-    """Returns a digest of what was asked of an example, the same in every run that asked it.
+    """Returns a digest of an example's question, the same in every run with that question.
 
     Args:
       parts: Plain values, such as the prompt, the choices and the right answer.
@@ -86,22 +86,22 @@ def digest_of_asked(*parts: object) -> str:
 
 
 def cluster_of(record: object, key: str, *, where: str) -> str:
-    """Returns the cluster that a record names.
+    """Returns the cluster in a record.
 
     Args:
-      record: What a framework has written of an example.
-      key: Where in it, with dots between the levels, such as `metadata.passage`; keys may have dots of their own.
+      record: A framework's record of an example.
+      key: Path of the cluster in it, with dots between levels, such as `metadata.passage`; keys may contain dots.
       where: File and record, for messages.
 
     Raises:
-      LossesError: If nothing is there, or no name.
+      LossesError: If there is no value, or it is not a name.
 
     >>> cluster_of({"doc": {"a.b": "p1"}}, "doc.a.b", where="log")
     'p1'
     """
     value, rest = record, key
     while isinstance(value, Mapping):
-        # The longest key that is there, since keys may have dots.
+        # The longest existing key, since keys may contain dots.
         ends = [len(rest), *(match.start() for match in reversed(list(re.finditer(r"\.", rest))))]
         found = next((rest[:end] for end in ends if rest[:end] in value), None)
         if found is None:
@@ -115,10 +115,10 @@ def cluster_of(record: object, key: str, *, where: str) -> str:
 
 
 def loaded_object(path: str) -> Mapping[str, Any]:
-    """Returns the object in a JSON file of a framework.
+    """Returns the object in a framework's JSON file.
 
     Raises:
-      LossesError: If it is damaged, or holds none.
+      LossesError: If it is damaged, or is not an object.
     """
     with open_input(path) as file:
         try:
@@ -131,7 +131,7 @@ def loaded_object(path: str) -> Mapping[str, Any]:
 
 
 def agreed(said: Mapping[str, bool], metric: str) -> bool | None:
-    """Returns what files say of a metric; None for no file.
+    """Returns what files say about a metric; None without files.
 
     Args:
       said: By file, whether it says that higher is better.
@@ -149,5 +149,5 @@ def agreed(said: Mapping[str, bool], metric: str) -> bool | None:
 
 
 def glob_of(folder: str) -> str:
-    """Returns a folder as the beginning of a glob: signs of globs in its name stand for themselves."""
+    """Returns a folder as the beginning of a glob, with the wildcards in its name escaped."""
     return folder if is_cloud_path(folder) else glob.escape(folder)

@@ -17,7 +17,7 @@ _SCHEMA = "schema.json"
 
 
 class Helm:
-    """A list with the statistics of every instance; of a metric, the mean is the score."""
+    """A list with the statistics of every instance; the score of a metric is its mean."""
 
     name = "HELM"
     files: tuple[str, ...] = ("per_instance_stats.json",)
@@ -33,11 +33,11 @@ class Helm:
         )
 
     def task(self, path: str) -> str:
-        """Returns what the folder of the run begins with, its scenario."""
+        """Returns the scenario, with which the name of the run's folder begins."""
         return re.split("[:,]", base_name(parent(path)), maxsplit=1)[0]
 
     def higher_is_better(self, path: str, metric: str) -> bool | None:
-        """Returns what the schema says that `helm-summarize` leaves in the folder of the suite, above that of a run."""
+        """Returns what the schema says, which `helm-summarize` writes to the suite's folder above that of a run."""
         name = metric.partition(",")[0]
         said = {}
         for folder in (parent(path), parent(parent(path))):
@@ -50,7 +50,7 @@ class Helm:
         return agreed(said, metric)
 
     def examples(self, path: str, *, cluster_key: str | None = None) -> Iterator[ScoredExample]:
-        """Yields the instances: once for each class of metrics, as HELM writes them."""
+        """Yields the instances, once for each class of metrics, as HELM writes them."""
         asked = _instances(parent(path))
         if cluster_key is not None and not asked:
             raise LossesError(
@@ -87,7 +87,7 @@ def _listed(path: str) -> list[Any]:
 
 
 def _instances(folder: str) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the instances of a run by their ids, by whichever file of the run has them; empty without one."""
+    """Returns the instances of a run by their ids, from any file of the run that has them; empty without one."""
     for name in _ASKED:
         path = joined(folder, name)
         if not is_file(path):
@@ -101,7 +101,7 @@ def _instances(folder: str) -> Mapping[str, Mapping[str, Any]]:
             )
         found: dict[str, Mapping[str, Any]] = {}
         for each in listed if isinstance(listed, list) else ():
-            # Those in another form are other questions, and refused where their statistics are.
+            # Perturbed instances are other questions; their statistics are refused elsewhere.
             if isinstance(each, dict) and isinstance(each.get("id"), str) and each.get("perturbation") is None:
                 found.setdefault(each["id"], each)
         return found
@@ -109,7 +109,7 @@ def _instances(folder: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _content(instance: Mapping[str, Any]) -> str:
-    """Returns a digest of the question and its right answers, however a version of HELM nests them."""
+    """Returns a digest of the question and its right answers, independent of how a HELM version nests them."""
     references = instance.get("references")
     return digest_of_asked(
         _text(instance.get("input")),
@@ -121,7 +121,7 @@ def _content(instance: Mapping[str, Any]) -> str:
 
 
 def _text(value: object) -> object:
-    """Returns a text, which later versions put into an object, and what else the object has but where pictures lie."""
+    """Returns a text, which later versions wrap in an object, and the object's other values except picture folders."""
     if not isinstance(value, dict):
         return value
     media = value.get("multimedia_content")
@@ -134,13 +134,13 @@ def _text(value: object) -> object:
 def _medium(value: object) -> object:
     if not isinstance(value, dict):
         return value
-    # Of a picture on a disk, the folder is another on each machine.
+    # The folder of a picture on disk differs between machines.
     location = value.get("location")
     return [value.get("text"), base_name(location) if isinstance(location, str) else None]
 
 
 def _means(stats: list[Any], where: str) -> dict[str, object]:
-    """Returns the means of statistics by name; of several of one name, by what else tells them apart too."""
+    """Returns the means of statistics by name; if several have one name, by the differing keys too."""
     found: dict[str, list[tuple[Mapping[str, Any], object]]] = {}
     for stat in stats:
         name = stat.get("name") if isinstance(stat, dict) else None
@@ -153,7 +153,7 @@ def _means(stats: list[Any], where: str) -> dict[str, object]:
     for of_kind, several in found.items():
         differing = _differing([rest for rest, _ in several])
         for others, mean in several:
-            # After a comma, as metrics are told apart by their filters: what comes before it names all of them.
+            # After a comma, as metrics with filters are named: the part before it stands for all of them.
             full = ",".join([of_kind, *(f"{key}={others.get(key)}" for key in differing)])
             if full in means:
                 raise LossesError(
@@ -165,7 +165,7 @@ def _means(stats: list[Any], where: str) -> dict[str, object]:
 
 
 def _mean(stat: Mapping[str, Any], where: str) -> float | None:
-    """Returns sum by count; None where nothing was counted."""
+    """Returns sum divided by count; None if the count is 0."""
     count, total = stat.get("count"), stat.get("sum")
     if not isinstance(count, int | float) or not isinstance(total, int | float):
         raise LossesError(f"{where}: has a statistic without name, count or sum.")
@@ -178,6 +178,6 @@ def _mean(stat: Mapping[str, Any], where: str) -> float | None:
 
 
 def _differing(several: list[Mapping[str, Any]]) -> list[str]:
-    """Returns the keys whose values are not the same in all of several names."""
+    """Returns the keys whose values differ among several statistics of one name."""
     keys = {key for rest in several for key in rest}
     return sorted(key for key in keys if len({json.dumps(rest.get(key), sort_keys=True) for rest in several}) > 1)

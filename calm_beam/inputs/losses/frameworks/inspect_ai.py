@@ -19,25 +19,25 @@ from .example import ScoredExample, cluster_of, digest_of_asked
 _HEADER, _SAMPLES = "header.json", "samples/"
 _ZIP = b"PK"
 _ZSTANDARD = 93
-# What Inspect writes; others, whose decoders take as much memory as a file asks for, are not read.
+# The methods that Inspect writes. Others are refused: their decoders take as much memory as a file asks for.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, _ZSTANDARD)
 _ENCRYPTED = 1
 _LOCAL_HEADER = 30
 _BEGINNING = 4096
-# What Inspect itself makes of them: correct, incorrect, partly correct, no answer.
+# Inspect's own values of its grades: correct, incorrect, partly correct, no answer.
 _CORRECTNESS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _GRADES = {**_CORRECTNESS, "yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
 _ATTACHMENT = "attachment://"
 
 
 class InspectAi:
-    """Samples with their scores by scorer; those of a scorer that gives several are called `SCORER/NAME`."""
+    """Samples with their scores by scorer; if a scorer gives several, they are called `SCORER/NAME`."""
 
     name = "inspect"
     files: tuple[str, ...] = ("*.eval", "*.json")
 
     def is_of(self, path: str) -> bool:
-        """Returns whether the file is a ZIP file of this name, or JSON that begins as a log does."""
+        """Returns whether the file is a ZIP file named `.eval`, or JSON that begins like a log."""
         with open_input(path) as file:
             beginning = file.read(_BEGINNING)
         if path.endswith(".eval"):
@@ -45,16 +45,16 @@ class InspectAi:
         return path.endswith(".json") and all(key in beginning for key in (b'"version"', b'"status"', b'"eval"'))
 
     def task(self, path: str) -> str:
-        """Returns what the log's header says."""
+        """Returns the task in the log's header."""
         task = _part(_log(path), "eval", path=path).get("task")
         return task if isinstance(task, str) and task else path
 
     def higher_is_better(self, path: str, metric: str) -> bool | None:
-        """Returns None: Inspect writes nowhere which scores are better, but grades of samples may say it."""
+        """Returns None: Inspect does not write which scores are better, but grades of samples may show it."""
         return None
 
     def examples(self, path: str, *, cluster_key: str | None = None) -> Iterator[ScoredExample]:
-        """Yields the samples; a log that did not succeed, was invalidated or lacks some is refused."""
+        """Yields the samples; refuses a log that did not succeed, was invalidated, or lacks samples."""
         log = _log(path)
         status = log.get("status")
         if status != "success":
@@ -98,7 +98,7 @@ class InspectAi:
         )
 
 
-_INVALIDATED = "What somebody has withdrawn proves nothing: run these samples again (inspect eval-retry)."
+_INVALIDATED = "Withdrawn samples prove nothing: run them again (inspect eval-retry)."
 
 
 def _samples(log: Mapping[str, Any], path: str) -> Iterator[object]:
@@ -128,14 +128,14 @@ def _scores(sample: Mapping[str, Any], where: str) -> dict[str, object]:
 
 
 def _content(sample: Mapping[str, Any]) -> str | None:
-    """Returns a digest of input, choices and target; None where a log does not have them."""
+    """Returns a digest of input, choices and target; None if a log lacks them."""
     if "input" not in sample:
         return None
     attachments = sample.get("attachments")
     stored = attachments if isinstance(attachments, dict) else {}
     asked = sample["input"]
     if isinstance(asked, list):
-        # Messages have ids of their own in every run.
+        # The ids of messages differ between runs.
         asked = [
             [each.get("role"), _plain(each.get("content"), stored)] if isinstance(each, dict) else each
             for each in asked
@@ -147,7 +147,7 @@ def _content(sample: Mapping[str, Any]) -> str | None:
 
 
 def _plain(content: object, attachments: Mapping[str, object]) -> object:
-    """Returns the content of a message: one text for a text and for a list of one; attachments are put in place."""
+    """Returns the content of a message: one text for a text or a list of one; attachments are inserted."""
     if isinstance(content, str):
         if content.startswith(_ATTACHMENT):
             return attachments.get(content.removeprefix(_ATTACHMENT), content)
@@ -156,7 +156,7 @@ def _plain(content: object, attachments: Mapping[str, object]) -> object:
         parts = [_plain(part, attachments) for part in content]
         return parts[0] if len(parts) == 1 else parts
     if isinstance(content, dict):
-        # A text, a picture and so on, which stands under the name of its type.
+        # A text, a picture and so on is under the name of its type.
         kind = content.get("type")
         return _plain(content[kind], attachments) if isinstance(kind, str) and kind in content else content
     return content
@@ -170,7 +170,7 @@ def _part(log: Mapping[str, Any], key: str, *, path: str) -> Mapping[str, Any]:
 
 
 def _log(path: str) -> Mapping[str, Any]:
-    """Returns a log, or the header of one in a ZIP file."""
+    """Returns a log, or the header of a log in a ZIP file."""
     with open_input(path) as raw:
         if not path.endswith(".eval"):
             return _loaded(raw.read(), path)
@@ -186,10 +186,10 @@ def _members(path: str) -> Iterator[object]:
 
 
 def _directory(raw: BinaryIO, path: str) -> dict[str, zipfile.ZipInfo]:
-    """Returns header and samples of a ZIP file, by name.
+    """Returns the header and samples of a ZIP file, by name.
 
     Raises:
-      LossesError: If it is damaged, or has two members of one name.
+      LossesError: If it is damaged, or has two members with one name.
     """
     try:
         with zipfile.ZipFile(raw) as archive:
@@ -205,11 +205,11 @@ def _directory(raw: BinaryIO, path: str) -> dict[str, zipfile.ZipInfo]:
 
 
 def _member(raw: BinaryIO, member: zipfile.ZipInfo | None, where: str) -> bytes:
-    """Returns the content of a member of a ZIP file, checked against its checksum."""
+    """Returns the content of a member of a ZIP file, after verifying its checksum."""
     if member is None:
         raise LossesError(f"{where}: is not there, so that this is not a whole log of inspect.")
     try:
-        # Either may be any number, and as many bytes are asked for.
+        # Both sizes come from the file and decide how many bytes are read.
         check_row_size(max(member.file_size, member.compress_size), where)
         if member.flag_bits & _ENCRYPTED:
             raise zipfile.BadZipFile("it is encrypted: write it anew without a password")
@@ -224,21 +224,21 @@ def _member(raw: BinaryIO, member: zipfile.ZipInfo | None, where: str) -> bytes:
 
 
 def _raise_of_disk(error: Exception) -> None:
-    """Raises an error again that is of the disk, and not of what is on it: a place that cannot be is of the latter."""
+    """Raises an error of the disk again; an impossible offset is an error of the file's content instead."""
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
         raise error
 
 
 def _content_of(raw: BinaryIO, member: zipfile.ZipInfo) -> bytes:
-    """Returns what a member holds.
+    """Returns the content of a member.
 
-    Zstandard is read by Python's zipfile from 3.14 on only, so members are taken out here.
+    Python's zipfile reads Zstandard only from 3.14 on, so members are unpacked here.
     """
     raw.seek(member.header_offset)
     header = raw.read(_LOCAL_HEADER)
     if len(header) < _LOCAL_HEADER or not header.startswith(_ZIP):
         raise zipfile.BadZipFile(f"nothing begins at {member.header_offset}, where the directory says")
-    # Before the data: this header of fixed size, which ends with the lengths of name and extra field, and these two.
+    # The data follow a header of fixed size, which ends with the lengths of name and extra field, and these two.
     raw.seek(sum(struct.unpack("<26xHH", header)), os.SEEK_CUR)
     packed = raw.read(member.compress_size)
     content = _unpacked(packed, member)
@@ -253,7 +253,7 @@ def _unpacked(packed: bytes, member: zipfile.ZipInfo) -> bytes:
         return packed
     if member.compress_type == zipfile.ZIP_DEFLATED:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, member.file_size + 1)
-    # Here, since importing it takes long.
+    # Imported here because it is slow to import.
     import pyarrow
 
     with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:

@@ -13,14 +13,14 @@ from .example import ScoredExample, agreed, cluster_of, digest_of_asked, glob_of
 _NAME = re.compile(r"details_(.+)_(\d{4}-\d{2}-\d{2}T.*)\.parquet")
 _BATCH = 256
 _MAGIC = b"PAR1"
-# What of a document says what was asked.
+# The fields of a document that make up the question.
 _ASKED = ("query", "choices", "gold_index")
-# Folders between that of all output and a log: details, organisation, model, date.
+# Folder levels between the output folder and a log: details, organisation, model, date.
 _LEVELS = 4
 
 
 class Lighteval:
-    """A row for each example, whose id is that of its `doc`, with the struct `metric`."""
+    """One row per example, whose id is in its `doc`, with scores in the struct `metric`."""
 
     name = "lighteval"
     files: tuple[str, ...] = ("details_*.parquet",)
@@ -42,12 +42,12 @@ class Lighteval:
             return False
 
     def task(self, path: str) -> str:
-        """Returns what the file's name says."""
+        """Returns the task in the file's name."""
         found = _NAME.fullmatch(base_name(path))
         return found[1] if found else base_name(path)
 
     def higher_is_better(self, path: str, metric: str) -> bool | None:
-        """Returns what the results of the same run say, in the folder `results` of the same output."""
+        """Returns what the results of the same run say, in the folder `results` of the same output folder."""
         found = _NAME.fullmatch(base_name(path))
         folder, places = parent(path), dict[str, None]()
         for _ in range(_LEVELS + 1):
@@ -63,8 +63,8 @@ class Lighteval:
         return agreed(said, metric)
 
     def examples(self, path: str, *, cluster_key: str | None = None) -> Iterator[ScoredExample]:
-        """Yields a row's metrics."""
-        # Here, since importing it takes long.
+        """Yields the metrics of each row."""
+        # Imported here because it is slow to import.
         import pyarrow
         import pyarrow.parquet
 
@@ -76,7 +76,7 @@ class Lighteval:
                 pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False) as file,
             ):
                 if cluster_key is not None:
-                    # Of a column, all; keys below it may have dots.
+                    # The whole column is read, since keys below it may contain dots.
                     columns.append(cluster_key.partition(".")[0])
                 for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
                     for row in batch.to_pylist():
@@ -86,7 +86,7 @@ class Lighteval:
             raise
         except (pyarrow.ArrowException, ValueError, OverflowError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                # Of the disk, and not of what is on it.
+                # An error of the disk, and not of the file's content.
                 raise
             text = " ".join(str(error).split())
             raise LossesError(f"{path}: damaged Parquet data after row {number} ({text}).") from error
@@ -116,7 +116,7 @@ def _said(results: Mapping[str, Any], task: str, metric: str) -> bool | None:
                 continue
             names, higher = each.get("metric_name"), each.get("higher_is_better")
             if isinstance(higher, dict):
-                # Of several that are computed together, by name.
+                # Metrics that are computed together are listed by name.
                 higher = higher.get(metric)
             elif metric not in (names if isinstance(names, list) else [names]):
                 continue

@@ -17,13 +17,13 @@ _KEYS = {"doc_id", "metrics", "resps"}
 
 
 class LmEval:
-    """A line for each example and filter; metrics are called `METRIC,FILTER`, as in the results of the harness."""
+    """One line per example and filter; metrics are called `METRIC,FILTER`, as in the results of the harness."""
 
     name = "lm-evaluation-harness"
     files: tuple[str, ...] = ("samples_*.jsonl", "samples_*.jsonl.gz")
 
     def is_of(self, path: str) -> bool:
-        """Returns whether the first line is one."""
+        """Returns whether the first line is a sample."""
         if not path.endswith((".jsonl", ".jsonl.gz")):
             return False
         try:
@@ -32,12 +32,12 @@ class LmEval:
             return False
 
     def task(self, path: str) -> str:
-        """Returns what the file's name says."""
+        """Returns the task in the file's name."""
         found = _NAME.fullmatch(base_name(path))
         return found[1] if found else base_name(path)
 
     def higher_is_better(self, path: str, metric: str) -> bool | None:
-        """Returns what the results of the same run say, a file beside the samples; of those of any run without it."""
+        """Returns what the results next to the samples say: those of the same run, or of any run if it has none."""
         name, task = metric.partition(",")[0], self.task(path)
         said = {}
         for place in _results(path):
@@ -47,11 +47,11 @@ class LmEval:
         return agreed(said, metric)
 
     def examples(self, path: str, *, cluster_key: str | None = None) -> Iterator[ScoredExample]:
-        """Yields a line's metrics."""
+        """Yields the metrics of each line."""
         for where, row in _rows(path):
             metrics = row.get("metrics")
             is_whole = row.keys() >= _KEYS and isinstance(metrics, list)
-            # Early versions write no filter, and do not filter.
+            # Early versions have no filters and write none.
             filter_ = row.get("filter", "none")
             if not is_whole or not all(isinstance(name, str) and name in row for name in metrics or ()):
                 raise LossesError(
@@ -72,7 +72,7 @@ class LmEval:
 
 
 def _results(path: str) -> tuple[str, ...]:
-    """Returns the results beside a log: those of its date, or all that are there."""
+    """Returns the results files next to a log: those with its date, or else all."""
     found = _NAME.fullmatch(base_name(path))
     if found and is_file(own := joined(parent(path), f"results_{found[2]}.json")):
         return (own,)
@@ -80,7 +80,7 @@ def _results(path: str) -> tuple[str, ...]:
 
 
 def _said(results: Mapping[str, Any], task: str, metric: str) -> bool | None:
-    """Returns whether results say that higher is better: for the metrics of a task, or in its configuration."""
+    """Returns whether results say that higher is better, among the metrics of a task or in its configuration."""
     by_task = results.get("higher_is_better")
     of_task = _of_task(by_task, task) if isinstance(by_task, dict) else None
     found = of_task.get(metric) if isinstance(of_task, dict) else of_task
@@ -96,7 +96,7 @@ def _said(results: Mapping[str, Any], task: str, metric: str) -> bool | None:
 
 
 def _of_task(by_task: Mapping[str, Any], task: str) -> Any:
-    """Returns what is said of a task, whose name files have without signs."""
+    """Returns a task's value; the name of the task in file names lacks special characters."""
     if task in by_task:
         return by_task[task]
     return next(
@@ -109,7 +109,7 @@ def _rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in numbered_lines(raw, path=path):
             where = f"{path}, line {number}"
             try:
-                # Where nobody looks, such as among the arguments, there may be NaN.
+                # Unread parts, such as the arguments, may contain NaN.
                 row = strict_json.loads(line, constants_allowed=True)
             except strict_json.StrictJSONError as error:
                 raise LossesError(f"{where}: {error}.") from error

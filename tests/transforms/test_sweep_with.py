@@ -132,7 +132,7 @@ def test_outputs_under_two_names_never_mix(data: pathlib.Path, tmp_path: pathlib
 
 
 def test_ids_are_swept(tmp_path: pathlib.Path) -> None:
-    """Prompts of token ids come as lists, answers of ids are compared with reference ids, and exit layers are stored."""
+    """Prompts of token ids come as lists, answers of ids are compared with reference ids; exit layers are stored."""
 
     def echo(prompts: list[list[int]], settings: tuple[int, ...]) -> Any:
         kept = {most: [prompt[:most] for prompt in prompts] for most in settings}

@@ -1,4 +1,4 @@
-"""Groups, nodes and paths of lanes, against what follows from each lane's whole history."""
+"""Groups, nodes and paths of branches, against the results computed from each branch's whole history."""
 
 import dataclasses
 
@@ -12,13 +12,13 @@ from calm_beam.exits.propagations import PROPAGATIONS, Propagation
 
 _FROM_EXIT = PROPAGATIONS["from_exit"]
 
-# Whatever tells the states apart that a layer's keys and values of one token were made of.
+# All that distinguishes the states from which a layer's keys and values of one token were computed.
 Content = tuple[object, ...]
 
 
 @dataclasses.dataclass
 class _Lane:
-    """What one lane has generated, and who made the nodes that each layer has of it."""
+    """One branch: its tokens and exits, and who made the nodes that each layer has of it."""
 
     prompt: int
     tokens: list[int]
@@ -26,21 +26,21 @@ class _Lane:
     nodes: dict[int, list[int]]
 
     def key(self, layer: int, *, separates_exit: bool) -> Content:
-        """What the output of a layer at the next token depends on."""
+        """Returns all that the output of a layer at the next token depends on."""
         seen = layer if separates_exit else layer - 1
         return (self.prompt, *self.tokens, *(min(exit_layer, seen) for exit_layer in self.exits))
 
     def content(self, layer: int, step: int, *, separates_exit: bool) -> Content:
-        """What a layer keeps of an earlier token: made of d^m, the highest state up to the layer below the layer.
+        """Returns what a layer keeps of an earlier token, computed from d^m, the highest state up to the layer below.
 
-        Where the exit shows, it is copied from the exit layer instead, if that is below.
+        If the exit shows, the layer copies from the exit layer instead, if that is below.
         """
         exits = self.exits[:step]
         if separates_exit:
             source = min(self.exits[step], layer)
             return (self.prompt, step, source, *self.tokens[:step], *(min(before, source) for before in exits))
         source = min(self.exits[step], layer - 1)
-        # d^m was computed with keys and values that know of exits below m only.
+        # d^m was computed with keys and values that depend only on exits below m.
         return (self.prompt, step, source, *self.tokens[:step], *(min(before, max(source - 1, 0)) for before in exits))
 
 
@@ -49,7 +49,7 @@ def _propagation(*, separates_exit: bool) -> Propagation:
 
 
 class _Simulation:
-    """A tree driven with random tokens and exits, as the sweep drives it, beside the histories of all lanes."""
+    """A tree driven with random tokens and exits, as by the sweep, together with the histories of all branches."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class _Simulation:
         self.prompts = 0
         self.histories: dict[int, _Lane] = {}
         self.live = np.zeros((slots, lanes), bool)
-        # Prompt and content of every node in use, by layer.
+        # Prompt and content of every used node, by layer.
         self.contents: list[dict[int, Content]] = [{} for _ in range(layers + 1)]
         self.rows_run = self.lanes_run = 0
 
@@ -96,12 +96,12 @@ class _Simulation:
             self.contents[layer] = {node: content for node, content in kept if content[0] != prompt}
 
     def step(self) -> None:
-        """Runs one token of every live lane, and checks everything that the tree says on the way."""
+        """Runs one token of every live branch, and checks all results of the tree."""
         members = np.flatnonzero(self.live)
         while self.tree.room() < len(members):
             self.tree.grow(self.tree.capacity)
         room = self.tree.room()
-        # Few values and long runs of them: lanes stay together for a while, as they do in truth.
+        # Few values and long runs of them: branches stay together for a while, as real ones do.
         exits = np.sort(self.generator.integers(1, self.layers + 1, (self.slots, self.lanes)))[:, ::-1]
         exits[self.generator.random((self.slots, self.lanes)) < 0.05] = self.generator.integers(1, self.layers + 1)
         tokens = np.where(self.generator.random((self.slots, self.lanes)) < 0.03, 3, 2)
@@ -137,14 +137,14 @@ class _Simulation:
             assert first <= lane
             assert rows.slots[row] == lane // self.lanes
             assert rows.steps[row] == len(before[lane].tokens)
-            # Soundness: a row's lanes are in one state, and what the first of them attends to is what they all do.
+            # Soundness: a row's branches are in one state, and all attend to what the first of them attends to.
             assert keys[first] == keys[lane]
             seen = self.tree.paths(layer, np.array([first]), length=self.steps)[0, : len(before[lane].tokens)].tolist()
             assert [self.contents[layer][node] for node in seen] == [
                 self.histories[lane].content(layer, step, separates_exit=self.separates_exit)
                 for step in range(len(before[lane].tokens))
             ]
-        # Sharing: what is in one state is not computed twice.
+        # Sharing: equal states are computed once.
         assert len(rows.lanes) == len(set(keys.values()))
         assert (np.diff(rows.lanes) > 0).all()
         self.make(layer, rows.nodes, rows.lanes, [self.layers] * len(rows.lanes))
@@ -174,7 +174,7 @@ class _Simulation:
                 self.histories[int(members[place])].nodes[layer].append(int(nodes[state]))
 
     def give_back(self, layer: int, members: np.ndarray, others: np.ndarray) -> None:
-        """Takes back what a layer has made of this token for lanes that skip it, unless another lane attends to it."""
+        """Takes back a layer's node of this token for branches that skip it, unless another branch attends to it."""
         self.tree.give_back_newest(layer, members, others=others)
         kept = {self.histories[lane].nodes[layer][-1] for lane in others.tolist()}
         made = {self.histories[lane].nodes[layer].pop() for lane in members.tolist()}
@@ -182,7 +182,7 @@ class _Simulation:
             del self.contents[layer][node]
 
     def make(self, layer: int, nodes: np.ndarray, lanes: np.ndarray, exits: list[int]) -> None:
-        """Notes what new nodes hold, which must have been free: what the lanes had if they went up to `exits`."""
+        """Records the content of new nodes, which must have been free: that of branches that went up to `exits`."""
         assert len(set(nodes.tolist())) == len(nodes)
         for node, lane, exit_layer in zip(nodes.tolist(), lanes.tolist(), exits, strict=True):
             assert 0 <= node < self.tree.capacity
@@ -193,7 +193,7 @@ class _Simulation:
             self.contents[layer][node] = content
 
     def check_paths(self, goes_on: np.ndarray) -> None:
-        """Every lane that goes on attends to the nodes that it was given, which still hold what is its own."""
+        """Every continuing branch attends to its own nodes, which still hold its content."""
         for lane in np.flatnonzero(goes_on).tolist():
             history = self.histories[lane]
             for layer in range(1, self.layers + 1):
@@ -204,7 +204,7 @@ class _Simulation:
                 ]
 
     def before(self, lane: int) -> _Lane:
-        """Returns a lane's history without the token that is being made."""
+        """Returns a branch's history without the token that is being made."""
         history = self.histories[lane]
         return dataclasses.replace(history, tokens=history.tokens[:-1], exits=history.exits[:-1])
 
@@ -222,7 +222,7 @@ class _Simulation:
 def test_groups_and_paths_are_those_of_the_histories(
     seed: int, slots: int, lanes: int, layers: int, steps: int, separates_exit: bool, runs_every_layer: bool
 ) -> None:
-    """Rows never mix states and never part lanes in one; paths name what a lane has kept; nodes never alias."""
+    """Rows never mix or split states; paths name a branch's content; nodes are never shared by mistake."""
     simulation = _Simulation(
         seed,
         slots=slots,
@@ -247,7 +247,7 @@ def test_groups_and_paths_are_those_of_the_histories(
 
 @pytest.mark.parametrize("separates_exit", [False, True])
 def test_work_is_shared(separates_exit: bool) -> None:
-    """Over many steps, far fewer rows are run than there are lanes: the properties above are not empty."""
+    """Over many steps, far fewer rows are run than there are branches, so the properties above are not empty."""
     simulation = _Simulation(0, slots=2, lanes=12, layers=4, steps=12, separates_exit=separates_exit)
     for _ in range(24):
         for slot in np.flatnonzero(~simulation.live.any(axis=1) | (simulation.tree.step == 12)).tolist():
@@ -260,7 +260,7 @@ def test_work_is_shared(separates_exit: bool) -> None:
 
 
 def _step(tree: LaneTree, exits: list[int], tokens: list[int] | None = None) -> list[list[int]]:
-    """Runs a token of a single prompt, and returns the first lane of each row, by layer."""
+    """Runs a token of a single prompt, and returns the first branch of each row, by layer."""
     at = np.array([exits])
     rows = [tree.groups(layer, at >= layer).rows.lanes.tolist() for layer in (1, 2, 3)]
     tree.advance(np.array([tokens or [2] * len(exits)]), at, alive=at > 0)
@@ -274,7 +274,7 @@ def _tree(*, propagation: Propagation = _FROM_EXIT, lanes: int = 4) -> LaneTree:
 
 
 def test_lanes_that_part_at_an_upper_layer_share_the_lower_ones() -> None:
-    """Exits at 3, 3, 2 and 1 leave all in one row at layer 1, and part layer 3 only where the key says so."""
+    """Exits at 3, 3, 2 and 1 leave all in one row at layer 1, and split layer 3 only where the key says so."""
     tree = _tree()
     assert _step(tree, [3, 3, 2, 1]) == [[0], [0], [0]]
     # min(exit, 0), min(exit, 1) and min(exit, 2): equal, equal, and 2, 2, 2, 1.
@@ -282,21 +282,21 @@ def test_lanes_that_part_at_an_upper_layer_share_the_lower_ones() -> None:
 
 
 def test_an_exit_right_below_shows_where_it_must() -> None:
-    """Where a skipped layer keeps something of its own kind, exits at i - 1 and above part at layer i already."""
+    """If a skipped layer keeps values of its own, exits at i - 1 and above split layer i already."""
     tree = _tree(propagation=_propagation(separates_exit=True))
     _step(tree, [3, 3, 2, 1])
     assert _step(tree, [3, 3, 3, 3]) == [[0], [0, 3], [0, 2, 3]]
 
 
 def test_where_nothing_is_skipped_exits_part_no_lanes() -> None:
-    """With the full cache, every layer keeps the same of a token wherever that has left."""
+    """With the full cache, exits split no branches, since every layer keeps the same wherever a token exits."""
     tree = _tree(propagation=PROPAGATIONS["full_cache"])
     _step(tree, [3, 3, 2, 1])
     assert _step(tree, [3, 3, 3, 3]) == [[0], [0], [0]]
 
 
 def test_other_tokens_part_every_layer() -> None:
-    """Lanes with different tokens share nothing any more, also if later tokens are equal."""
+    """Branches with different tokens share nothing from then on, even if later tokens are equal."""
     tree = _tree()
     _step(tree, [3, 3, 3, 3], [2, 2, 5, 5])
     for _ in range(2):
@@ -304,7 +304,7 @@ def test_other_tokens_part_every_layer() -> None:
 
 
 def test_a_new_prompt_starts_together() -> None:
-    """A slot that is used again knows nothing of who was there: one row a layer, from step 0."""
+    """A reused slot has no state of its last prompt: one row a layer, from step 0."""
     tree = _tree()
     _step(tree, [3, 2, 1, 1], [2, 3, 4, 5])
     tree.release([0])
@@ -315,7 +315,7 @@ def test_a_new_prompt_starts_together() -> None:
 
 
 def test_a_free_slot_does_not_advance() -> None:
-    """Steps count for slots with live lanes only."""
+    """Steps count for slots with live branches only."""
     tree = LaneTree(slots=2, lanes=2, steps=8, layers=1, propagation=_FROM_EXIT, capacity=8)
     tree.admit(np.array([1]))
     alive = np.array([[False, False], [True, True]])

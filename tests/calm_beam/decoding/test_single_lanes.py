@@ -1,4 +1,4 @@
-"""Nodes and paths of prompts of one lane."""
+"""Nodes and paths of prompts with one branch."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -11,7 +11,7 @@ from calm_beam.decoding.kv_cache import SingleLanes
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 @hypothesis.given(seed=st.integers(0, 2**32), slots=st.integers(1, 5), steps=st.integers(1, 7))
 def test_paths_are_kept_and_nodes_never_shared(seed: int, slots: int, steps: int) -> None:
-    """Every lane attends to the nodes that it was given, none of which anybody else has, until it gives them back."""
+    """Every branch attends to its own nodes, which it shares with no other until it returns them."""
     generator = np.random.default_rng(seed)
     lanes = SingleLanes(slots=slots, steps=steps, capacity=1)
     given: dict[int, list[int]] = {}
@@ -49,7 +49,7 @@ def test_paths_are_kept_and_nodes_never_shared(seed: int, slots: int, steps: int
 
 
 def test_room_that_is_not_there_is_not_taken() -> None:
-    """The caller makes room before a step."""
+    """The caller makes room before a step; a step without room takes none."""
     lanes = SingleLanes(slots=3, steps=2, capacity=2)
     lanes.admit(np.arange(3))
     with pytest.raises(AssertionError, match="one node per live lane"):

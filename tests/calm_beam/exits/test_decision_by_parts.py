@@ -58,10 +58,10 @@ print("same")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_parts_of_the_vocabulary_decide_as_the_whole() -> None:
-    """Two and eight devices with parts of the head give the tokens, confidences and finiteness of one.
+    """Two and eight devices with parts of the head give the tokens, confidences and finiteness of one device.
 
-    Also where the vocabulary cannot be divided evenly, so that each device has all of it. Devices exchange numbers once
-    a decision, and not at all where each has the whole head.
+    This holds also if the vocabulary cannot be divided evenly, so that each device has all of it. Devices exchange
+    numbers once per decision, and not at all if each has the whole head.
     """
     run = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

@@ -38,7 +38,7 @@ def _form(exit_head: str, **changes: Any) -> str:
     ],
 )
 def test_the_form_goes_by_a_fixed_rule_of_sizes(exit_head: str, size: int, expected: str) -> None:
-    """The form follows a fixed rule of sizes without timing: large heads use native code if it is there, or as named."""
+    """The form follows a fixed rule of sizes without timing: large heads use native code if available, or as named."""
     assert _form(exit_head, size=size) == expected
 
 

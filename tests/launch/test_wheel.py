@@ -235,7 +235,7 @@ class Missing(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in ("apache_beam", "pyarrow", "rouge_score"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-# That of an editable installation would find in the sources what the wheel does not hold.
+# The finder of an editable installation would find in the sources what the wheel lacks.
 sys.meta_path[:] = [Missing(), *(finder for finder in sys.meta_path if "editable" not in repr(finder).lower())]
 from calm_beam.launch import cli
 assert cli.__file__.startswith(sys.argv[1]), cli.__file__

@@ -240,7 +240,7 @@ import numpy as np
 from calm_beam.checkpoints import StoredArray, load_checkpoint
 from calm_beam.decoding import device_groups
 
-# By number of the read: threads of JAX drop arrays, too, so that no sum is kept.
+# By number of the read, without a running sum, since threads of JAX drop arrays, too.
 held, peak = {}, 0
 
 def alive():
@@ -256,7 +256,7 @@ def counted(self, index):
     weakref.finalize(values, held.pop, number)
     return values
 
-# What the devices hold is theirs: it must not be the very memory that was read, which would count as the host's.
+# Devices must hold copies, not the memory that was read, which would count as the host's.
 put = jax.device_put
 jax.device_put = lambda values, device=None, **options: put(values, device, may_alias=False, **options)
 StoredArray.__getitem__ = counted
@@ -264,7 +264,7 @@ checkpoint = load_checkpoint(sys.argv[1])
 group, *_ = device_groups.device_groups(checkpoint.config, model_parallelism=int(sys.argv[2]))
 on_group = device_groups.placed(checkpoint, group)
 total = sum(array.nbytes for array in on_group.arrays.values())
-# JAX holds the last few for a while.
+# JAX keeps the last few for a while.
 for _ in range(20):
     jax.block_until_ready(put(np.zeros(8, np.float32), jax.local_devices()[0], may_alias=False))
     gc.collect()

@@ -299,7 +299,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
 def test_only_the_work_that_is_needed_is_done(
     calls: collections.Counter[tuple[str, int]], rule: ExitRule, threshold: float, batch_size: int
 ) -> None:
-    """A layer runs once a step if some row reaches it, else never, and the head runs once per tested layer."""
+    """A layer runs once a step if some row reaches it, else never, and the head at most once per layer."""
     prompts = _PROMPTS[:3]
     results = serve(build_checkpoint(_CONFIG), rule, prompts, threshold, batch_size=batch_size)
     jax.effects_barrier()

@@ -406,7 +406,7 @@ def test_work_does_not_depend_on_the_batch() -> None:
 
 
 def test_few_prompts_have_room_for_eight() -> None:
-    """The number of prompts held per width is at least eight, since each number is compiled separately."""
+    """At least eight prompts are held per width, unless slots or memory allow fewer, as each number compiles again."""
     held = compilation.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=256)
     assert held == {32: 128, 64: 8}
     assert compilation.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=4) == {32: 4, 64: 4}

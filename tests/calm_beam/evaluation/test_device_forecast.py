@@ -38,7 +38,7 @@ def test_figures_by_hand(
 
 
 def test_what_pays_on_a_small_model() -> None:
-    """The head takes 41 % of T5-small's step: softmax pays at layer 1 alone, state at all layers but the last two."""
+    """The head takes 41 % of T5-small's step: softmax pays at layer 1 only, state at all layers below the last."""
     found = device_forecast(LARGE_MODELS["T5-small"], "v5e", _BFLOAT16, positions=192)
     assert found.head_share() == pytest.approx(0.41, abs=0.01)
     assert found.pays_up_to(_SOFTMAX) == 1

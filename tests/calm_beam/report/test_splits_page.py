@@ -118,7 +118,7 @@ def test_operations_are_a_change_against_the_full_model() -> None:
 
 
 def test_the_page_is_made_again_alike_and_tells_no_places() -> None:
-    """Equal results give equal bytes, without local folders; all lines of a broken result are marked."""
+    """Equal results give equal bytes, without local folders; the sentence of a broken result is marked."""
     page = _page()
     assert page == _page()
     assert "ada" not in page

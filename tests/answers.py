@@ -22,14 +22,14 @@ from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import text_rows, write_model, write_rows, write_vocabulary
 
 _STEPS = 48
-# What other prompts beside one move its confidences by, at most.
+# The most by which other prompts in the batch move a confidence.
 _ROUNDING = 1e-5
 THRESHOLD = 0.3
 """Of the manifest in a served folder."""
 
 
 def write_embedded_manifest(path: pathlib.Path, *, threshold: float = 0.9) -> pathlib.Path:
-    """Writes a manifest with an entry about the demo model, which nothing was calibrated for; returns its path."""
+    """Writes a manifest with an entry about the demo model, which was not calibrated for it; returns its path."""
     checkpoint = load_checkpoint(embedded.MODEL)
     vocabulary = open_vocabulary(checkpoint.vocabulary_uri or "", extra_ids=None)
     entry = build_entry(threshold, threshold_by_position=(float(np.float32(threshold)),) * _STEPS)
@@ -56,12 +56,12 @@ def named_rows(count: int) -> list[dict[str, Any]]:
 
 
 def assert_same_answers(rows: Iterable[Mapping[str, Any]], answers: Mapping[str, Answer], *, threshold: float) -> int:
-    """Asserts that every prompt has just one row, and that rows are answers but at near ties; returns how many differ.
+    """Asserts that every prompt has one row, equal to its answer but for near ties; returns the number that differ.
 
     Args:
-      rows: Of files.
-      answers: What they should be, by id.
-      threshold: At which tokens exit.
+      rows: Rows of files.
+      answers: Expected answers by id.
+      threshold: Threshold at which tokens exit.
     """
     found = {row["id"]: row for row in rows}
     assert found.keys() == answers.keys()
@@ -82,7 +82,7 @@ def assert_same_answers(rows: Iterable[Mapping[str, Any]], answers: Mapping[str,
 
 
 def _is_near_tie(row: Mapping[str, Any], answer: Answer, *, threshold: float) -> bool:
-    """Returns whether the first decision that differs hung on the last digits of a confidence."""
+    """Returns whether the first decision that differs depended on the last digits of a confidence."""
     ours, theirs = (
         list(zip(one["tokens"], one["exit_layers"], strict=True)) for one in (row, dataclasses.asdict(answer))
     )
@@ -92,7 +92,7 @@ def _is_near_tie(row: Mapping[str, Any], answer: Answer, *, threshold: float) ->
 
 
 def build_answer_assignment(folder: pathlib.Path, *, num_shards: int = 2, **changes: Any) -> AnswerAssignment:
-    """Returns an assignment to answer into a folder, by a manifest of no model; `changes` are fields of its job."""
+    """Returns an assignment to answer into a folder by a manifest of no model; `changes` are fields of its job."""
     manifest = build_manifest()
     job: dict[str, Any] = {
         "manifest": manifest.digest,
@@ -126,7 +126,7 @@ def write_shard(
     digest: str = "sha256:1",
     **changes: Any,
 ) -> AnsweredShard:
-    """Writes a shard of made-up answers of two tokens, and returns what it says about itself."""
+    """Writes a shard of made-up answers of two tokens, and returns its metadata."""
     rows = [
         {
             "id": name,

@@ -76,16 +76,16 @@ def write_bleurt(
     """Writes a checkpoint and returns its folder.
 
     Args:
-      folder: Where to; made.
-      seed: Of the weights.
+      folder: Folder to make.
+      seed: Seed of the weights.
       is_sentencepiece: Whether the vocabulary is a SentencePiece model.
-      do_lower_case: What the configuration says about word pieces.
-      max_seq_length: What it says about lengths.
-      takes_any_length: Whether the model takes any length, and not that one alone.
+      do_lower_case: The configuration's flag for word pieces.
+      max_seq_length: The configuration's length.
+      takes_any_length: Whether the model takes any length, or that one only.
       spread: How far scores lie from 1/2.
       output: Name of the output.
-      dtype: Of the inputs.
-      more_pieces: Word pieces behind the others.
+      dtype: Type of the inputs.
+      more_pieces: Word pieces after the others.
     """
     folder.mkdir(parents=True)
     config: dict[str, Any] = {"name": "tiny", "max_seq_length": max_seq_length, "bert_config_file": "bert_config.json"}

@@ -43,11 +43,11 @@ def build_rule(confidence: str, **fields: Any) -> ExitRule:
 
 
 def build_arrays(config: T5Config, seed: int, *, logit_scale: float = 4.0) -> dict[str, np.ndarray]:
-    """Returns random float32 weights that make for varied outputs, some of which end, and confidences all over (0, 1).
+    """Returns random float32 weights that give varied outputs, some of which end, and confidences across (0, 1).
 
     Args:
       config: Sizes of the model.
-      seed: Of the draws.
+      seed: Seed of the draws.
       logit_scale: Scale of the output head; at about 100, most confidences are exactly 1.
     """
     generator = np.random.default_rng(seed)
@@ -93,10 +93,10 @@ def write_t5x(directory: pathlib.Path, arrays: Arrays, *, step: int = 1000, inli
     """Writes `directory/checkpoint_<step>` as T5X lays it out, and returns that folder.
 
     Args:
-      directory: Where to; made if needed.
+      directory: Folder to write to; made if needed.
       arrays: Weights by name.
       step: Number of the training step.
-      inline: Names of arrays to put into the msgpack file itself, as T5X does with small ones.
+      inline: Names of arrays to store in the msgpack file itself, as T5X does with small ones.
     """
     folder = directory / f"checkpoint_{step}"
     folder.mkdir(parents=True)
@@ -193,7 +193,7 @@ def train_vocabulary(
 
     Args:
       path: The file to write.
-      texts: What to train on; some English sentences if omitted.
+      texts: Training texts; some English sentences by default.
       size: Number of ids.
       changes: Options of SentencePiece's trainer.
     """

@@ -1,4 +1,4 @@
-"""For all tests: compiled code shared between processes, bounded memory; a Google Cloud Storage here, on request."""
+"""For all tests: compiled code shared between processes, bounded memory, a local Google Cloud Storage on request."""
 
 import gc
 import itertools
@@ -19,7 +19,7 @@ _MEMORY_BOUND = 1 << 30
 _memory_bound = [_MEMORY_BOUND]
 
 
-# Compiling is most of the time of these tests, and takes a quarter of it where XLA may neither optimise nor fuse.
+# Compilation is most of these tests' time; without XLA's optimisation and fusion it takes a quarter of it.
 _COMPILE_QUICKLY = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
     "--xla_cpu_parallel_codegen_split_count=1"
@@ -27,10 +27,10 @@ _COMPILE_QUICKLY = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Has all processes compile quickly, and share what they compile in the folder that `calm-beam` uses.
+    """Makes all processes compile quickly and share compiled code in the folder that `calm-beam` uses.
 
-    Where `XLA_FLAGS` is set, to nothing at all too, it stays: `make test-compiled` compiles as users do. And no test of
-    random examples fails for its time: the machine may be busy with others.
+    If `XLA_FLAGS` is set, even to an empty text, it is kept: `make test-compiled` compiles as users do. Tests of random
+    examples have no deadline, since the machine may be busy.
     """
     os.environ.setdefault("XLA_FLAGS", _COMPILE_QUICKLY)
     hypothesis.settings.register_profile("untimed", deadline=None)
@@ -38,15 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
     from calm_beam.decoding.compilation import use_compilation_cache
 
     use_compilation_cache()
-    # Not above: it asks native code what this machine runs, which starts XLA, and that reads its flags only once.
+    # Imported here, since it starts XLA, which reads its flags only once, to find the instruction set of native code.
     config.pluginmanager.import_plugin("tests.instruction_sets")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Lets compiled code go where a process has grown large: JAX keeps all that it ever compiled, gigabytes in a run.
+    """Drops JAX's compiled code once a process has grown large, since JAX keeps all of it, gigabytes in a run.
 
-    What is needed again comes from the folder.
+    Code that is needed again comes from the folder.
     """
     if "jax" not in sys.modules or _resident_bytes() < _memory_bound[0]:
         return
@@ -55,12 +55,12 @@ def pytest_runtest_teardown() -> None:
     sys.modules["jax"].clear_caches()
     gc.collect()
     return_freed_memory()
-    # Other libraries may need more than the bound: they are not looked for after every test again.
+    # Other libraries may need more than the bound, so memory is not dropped again after every test.
     _memory_bound[0] = max(_MEMORY_BOUND, _resident_bytes() + _MEMORY_BOUND // 2)
 
 
 def _resident_bytes() -> int:
-    """Returns how much memory this process has; 0 where the system does not say."""
+    """Returns how much memory this process has; 0 if the system does not report it."""
     try:
         return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -69,7 +69,7 @@ def _resident_bytes() -> int:
 
 @pytest.fixture(scope="session")
 def _cloud_service(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[CloudService]":
-    # Here, so that other tests do not load the clients.
+    # Import here, so that other tests do not load the clients.
     from tests.cloud.service import serving_cloud
 
     with serving_cloud(tmp_path_factory.mktemp("cloud")) as service:
@@ -98,7 +98,7 @@ def bucket(cloud: "CloudService") -> str:
 
 @pytest.fixture
 def strict_promotion() -> Iterator[None]:
-    """Makes an error of every dtype and every rank that JAX would change by itself."""
+    """Makes implicit dtype and rank promotion by JAX an error."""
     import jax
 
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 
 def write_parquet(path: pathlib.Path, rows: Sequence[Row], *, row_group_size: int = 1000) -> pathlib.Path:
-    """Writes rows as Parquet and returns the path; keys that a row lacks become null."""
+    """Writes rows as Parquet and returns the path; missing keys become null."""
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path, row_group_size=row_group_size)
     return path
 

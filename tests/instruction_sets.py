@@ -1,4 +1,4 @@
-"""The instruction sets that native code has and this machine can run, each of which its tests are run on."""
+"""The instruction sets of native code that this machine can run, on each of which its tests are run."""
 
 import contextlib
 import os
@@ -29,9 +29,10 @@ needs_native = pytest.mark.skipif(not TUNED, reason="no native code that certifi
 
 @contextlib.contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Has native code be that of an instruction set, or `none`, until the block ends.
+    """Makes native code use an instruction set, or `none`, until the block ends.
 
-    What JAX has compiled names the code that it calls: whoever goes on from there in one process clears its caches.
+    JAX's compiled code names the native code that it calls, so callers that continue in the same process clear JAX's
+    caches.
     """
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(library.VARIABLE, name)
@@ -40,7 +41,7 @@ def forced(name: str) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=AVAILABLE or ["none"])
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the tests of a module once on every instruction set; skips them where there is no native code."""
+    """Runs the tests of a module once on every instruction set; skips them if there is no native code."""
     if not AVAILABLE:
         pytest.skip("this machine has no native code")
     jax.clear_caches()

@@ -1,11 +1,11 @@
-"""Runs of `calm-beam calibrate` and `generate` that are killed at random moments, and gone on with.
+"""Runs of `calm-beam calibrate` and `generate` that are killed at random moments, and resumed.
 
     python -m tests.kills --target=worker --kills=20 [--sequential]
     python -m tests.kills --target=worker --kills=20 --command=generate
 
-A run is killed with SIGKILL, which no process can answer: the launcher, or one of two worker processes. It has to end
-by itself or with `--resume` on the second call, in what a run that nobody disturbed has written, to the byte but for
-its time. In between there is no manifest or mark of success, or a whole one.
+A run is killed with SIGKILL, which no process can answer: the launcher, or one of two worker processes. By itself or
+with `--resume` on the second call, it has to write the files of an uninterrupted run, to the byte but for its time. In
+between there is no manifest or mark of success, or a complete one.
 """
 
 import abc
@@ -41,17 +41,17 @@ _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", 
 # Stops before the end, after some rounds.
 _SEQUENTIAL = ("--sequential", "--round_examples=8", "--stop_at_threshold=0.9", "--sweep=lazy")
 _PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
-# Far more than a run takes: a runner that hangs is an outcome of its own.
+# Far more than a run takes: a runner that hangs is a separate outcome.
 _LONGEST = 400.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a run that was killed.
+    """The result of a run that was killed.
 
     Attributes:
       after: Finished shards that the kill waited for, and then how many seconds.
-      first: Exit status of the disturbed run; None if it hung and had to be killed altogether.
+      first: Exit status of the killed run; None if it hung and had to be killed altogether.
       shards: Finished shards that it left.
       had_result: Whether it had written its manifest.
       second: Exit status of the same call with `--resume`.
@@ -65,12 +65,12 @@ class Outcome:
 
 
 class KillBench(abc.ABC):
-    """A command, what it is given, and what an undisturbed run makes of it.
+    """A command, its input, and the output of an uninterrupted run.
 
     Attributes:
       parts: Glob of the shards that a run has finished, below its output.
-      begun: Glob of what is there once a run loads its model.
-      result: What is there once a run has a result.
+      begun: Glob of the files that exist once a run loads its model.
+      result: File that exists once a run has a result.
     """
 
     parts: str
@@ -78,7 +78,7 @@ class KillBench(abc.ABC):
     result: str
 
     def __init__(self, folder: pathlib.Path, target: str) -> None:
-        """Runs once undisturbed; `target` is `launcher` or `worker`."""
+        """Runs once without a kill; `target` is `launcher` or `worker`."""
         self._folder, self._target = folder, target
         self._whole = folder / f"whole-{target}"
         assert self._start(self._whole).wait(_LONGEST) == 0, (folder / f"{self._whole.name}.log").read_text()
@@ -89,16 +89,16 @@ class KillBench(abc.ABC):
 
     @abc.abstractmethod
     def check(self, output: pathlib.Path) -> None:
-        """Checks that a result is the undisturbed one."""
+        """Checks that a result equals that of the uninterrupted run."""
 
     def kill(self, name: str, *, shards: int, seconds: float) -> Outcome:
-        """Kills a run so many seconds after it has finished so many shards, goes on with it, and checks the result."""
+        """Kills a run so many seconds after it has finished so many shards, resumes it, and checks the result."""
         output = self._folder / name
         process = self._start(output)
         while process.poll() is None and len(list(output.glob(self.parts))) < shards:
             time.sleep(0.005)
         if not shards:
-            # Then the folder is there, and the model is being loaded.
+            # The folder then exists, and the model is being loaded.
             while process.poll() is None and not list(output.glob(self.begun)):
                 time.sleep(0.005)
         time.sleep(seconds)
@@ -126,7 +126,7 @@ class KillBench(abc.ABC):
 
     def _start(self, output: pathlib.Path, *flags: str) -> subprocess.Popen[bytes]:
         processes = _PROCESSES if self._target == "worker" else ()
-        # Compiling is most of the time, and none of the matter.
+        # Compilation is most of the time, and not tested here.
         cache = {
             "JAX_COMPILATION_CACHE_DIR": str(self._folder / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -148,7 +148,7 @@ class CalibrationBench(KillBench):
     result = "manifest.json"
 
     def __init__(self, folder: pathlib.Path, target: str, *, is_sequential: bool = False) -> None:
-        """Writes model and data, and runs once undisturbed."""
+        """Writes model and data, and runs once without a kill."""
         self._also = _SEQUENTIAL if is_sequential else ()
         self._model = write_model(folder / "model")
         self._data = write_rows(folder / "rows.jsonl", id_rows(_EXAMPLES))
@@ -160,7 +160,7 @@ class CalibrationBench(KillBench):
         return ["calibrate", f"--output={output}", *paths, *_DECODING, *_ASKED, *self._also]
 
     def check(self, output: pathlib.Path) -> None:
-        """Checks that a result is the undisturbed one, to the byte but for its time."""
+        """Checks that a result equals the uninterrupted run's, to the byte but for its time."""
         table = "risk_table.csv"
         assert (output / table).read_bytes() == (self._whole / table).read_bytes()
         manifest = read_manifest(output / "manifest.json")
@@ -181,27 +181,27 @@ class AnswersBench(KillBench):
     result = "complete.json"
 
     def __init__(self, folder: pathlib.Path, target: str) -> None:
-        """Writes manifest and prompts, and runs once undisturbed."""
+        """Writes manifest and prompts, and runs once without a kill."""
         write_embedded_manifest(folder / "served.json")
         with gzip.open(embedded.CALIBRATION_SET, "rt", encoding="utf-8") as file:
             rows = [json.loads(line) for line in itertools.islice(file, _PROMPTS)]
         self._ids = {row["id"] for row in rows} | {"broken"}
-        # No id of the vocabulary's: listed as failed.
+        # The vocabulary does not have this id: listed as failed.
         self._data = write_rows(folder / "prompts.jsonl", [*rows, {"id": "broken", "input_ids": [10**6]}])
         super().__init__(folder, target)
 
     def command(self, output: pathlib.Path) -> list[str]:
         """Returns the command that writes to a folder."""
         paths = [f"--manifest={self._folder / 'served.json'}", f"--checkpoint={embedded.MODEL}"]
-        # Of one batch size and one form of the head, since they move the last bits of confidences.
+        # One batch size and one form of the head, since both change the last bits of confidences.
         fixed = ["--batch_size=4", "--exit_head=exact", f"--num_shards={SHARDS}"]
-        # Of the two forms, the one that is made of the other as well.
+        # Of the two forms, the one that is derived from the other.
         form = "jsonl" if self._target == "worker" else "parquet"
         asked = ["--on_error=list", "--probe_share=20%", f"--output_format={form}"]
         return ["generate", *paths, f"--input={self._data}", f"--output={output}/", *fixed, *asked]
 
     def check(self, output: pathlib.Path) -> None:
-        """Checks that every prompt was answered once or has failed, and that all files are the undisturbed ones."""
+        """Checks that every prompt was answered once or has failed, and that all files are the uninterrupted run's."""
         assert _contents(output) == _contents(self._whole)
         failed = [json.loads(line)["id"] for line in (output / "failures.jsonl").read_text().splitlines()]
         answered = [row["id"] for row in read_answers(str(output))]
@@ -220,7 +220,7 @@ def _kill(pid: int) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Returns the processes that a process has started, and those that they have started."""
+    """Returns the processes that a process has started, directly or indirectly."""
     parents: dict[int, int] = {}
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -239,7 +239,7 @@ def children(pid: int) -> list[int]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Kills many runs and prints what became of each."""
+    """Kills many runs and prints the result of each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--target", choices=("launcher", "worker"), required=True)
     parser.add_argument("--kills", type=int, default=20)

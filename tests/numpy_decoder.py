@@ -1,4 +1,4 @@
-"""Decoding with early exits in plain numpy: one prompt, one threshold, nothing cached, nothing shared.
+"""Decoding with early exits in plain numpy: one prompt, one threshold, no KV cache, no sharing.
 
 Written from the papers, to check the real decoders against. Deliberately naive: at every step every layer runs, and
 each keeps one key and one value of every position.
@@ -28,7 +28,7 @@ class Decoded:
       tokens: Generated ids, eos included.
       exit_layers: Layers used for each, from 1.
       confidences: Confidence at each exit layer.
-      min_margin: Least distance of a confidence to its threshold wherever there was a decision to take.
+      min_margin: Least distance of a confidence to its threshold over all decisions.
       min_gap: Least distance of the two best logits at an exit layer.
     """
 
@@ -41,13 +41,13 @@ class Decoded:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Begun:
-    """A prompt of which nothing is decoded yet.
+    """A prompt before its first decoding step.
 
     Attributes:
-      kept: By layer, key and value of every position that is there before the first step.
+      kept: By layer, key and value of every position before the first step.
       first_input: Token that the first step reads.
-      context: What layers need besides.
-      keeps_first: Whether every layer keeps its own of the first step, wherever its token exits.
+      context: Further inputs of the layers.
+      keeps_first: Whether every layer keeps its own key and value of the first step, whatever its exit layer.
     """
 
     kept: list[list[KeyValue]]
@@ -57,10 +57,10 @@ class Begun:
 
 
 class NumpyDecoder(abc.ABC):
-    """A model, in float64; where it is to compute in bfloat16, with every factor of a product and state rounded."""
+    """A model in float64 or, with bfloat16, with every factor of a product and every state rounded."""
 
     def __init__(self, config: ModelConfig, arrays: Arrays, dtype: str = "float32") -> None:
-        """Takes sizes, weights, and what the model that this one checks computes in."""
+        """Takes sizes, weights, and the precision of the model that this one checks."""
         self.config: Any = config
         self._is_rounded = dtype == "bfloat16"
         wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
@@ -68,7 +68,7 @@ class NumpyDecoder(abc.ABC):
 
     @abc.abstractmethod
     def begin(self, source: Sequence[int]) -> Begun:
-        """Returns what a prompt has left before anything is decoded."""
+        """Returns the state of a prompt before anything is decoded."""
 
     @abc.abstractmethod
     def embed(self, token: int) -> np.ndarray:
@@ -76,7 +76,7 @@ class NumpyDecoder(abc.ABC):
 
     @abc.abstractmethod
     def key_value(self, layer: int, state: np.ndarray, position: int) -> KeyValue:
-        """Returns the key and the value that a decoder layer makes of one state at a position."""
+        """Returns the key and the value that a decoder layer computes from one state at a position."""
 
     @abc.abstractmethod
     def decoder_layer(self, layer: int, memory: Sequence[KeyValue], state: np.ndarray, context: Any) -> np.ndarray:
@@ -84,14 +84,14 @@ class NumpyDecoder(abc.ABC):
 
     @abc.abstractmethod
     def normed(self, state: np.ndarray, name: str) -> np.ndarray:
-        """Returns a decoder layer's output as the norm of a name leaves it, not rounded."""
+        """Returns a decoder layer's output after the norm of a name, not rounded."""
 
     @abc.abstractmethod
     def shared_logits(self, normed: np.ndarray) -> np.ndarray:
-        """Returns the logits, shape (..., vocabulary), that the output head makes of normed states."""
+        """Returns the logits, shape (..., vocabulary), of the output head for normed states."""
 
     def logits(self, state: np.ndarray, layer: int | None = None) -> np.ndarray:
-        """Returns the logits, shape (..., vocabulary), of a decoder layer's output; None for what is the last's."""
+        """Returns the logits, shape (..., vocabulary), of a decoder layer's output; None means the last layer."""
         place = None if layer == self.config.num_decoder_layers or layer is None else layer - 1
         has_norm = place is not None and self.config.exit_norms
         normed = self.normed(state, f"decoder/exit_norms_{place}" if has_norm else "decoder/decoder_norm")
@@ -104,7 +104,7 @@ class NumpyDecoder(abc.ABC):
         return np.stack([self.logits(state, layer) for layer, state in enumerate(states, start=1)])
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Returns values as the model that this one checks keeps them."""
+        """Returns values rounded as the model that this one checks keeps them."""
         return values.astype(ml_dtypes.bfloat16).astype(np.float64) if self._is_rounded else values
 
     def exit_score(self, state: np.ndarray) -> np.ndarray:
@@ -169,7 +169,7 @@ class NumpyDecoder(abc.ABC):
         )
 
     def _confidence(self, rule: ExitRule, asked: Sequence[int], states: Sequence[np.ndarray]) -> float:
-        """Returns the confidence at the last of the layers that were asked so far."""
+        """Returns the confidence at the last of the layers tested so far."""
         measure, layer = rule.confidence, asked[-1]
         output, below = states[layer], states[layer - 1]
         if measure == "patience":
@@ -194,7 +194,7 @@ class NumpyDecoder(abc.ABC):
 
 
 def may_exit(rule: ExitRule, layer: int, depth: int) -> bool:
-    """Returns whether a token may leave after a layer."""
+    """Returns whether a token may exit after a layer."""
     return layer == depth or (layer >= rule.min_exit_layer and (layer - rule.min_exit_layer) % rule.exit_interval == 0)
 
 

@@ -1,9 +1,9 @@
 """Llama's family in plain numpy, written from the papers: every head by itself, and rotary positions as complex turns.
 
-Attention divides by the sum of its exponentials at the end, and takes nothing from the logits before: in bfloat16, the
-exponentials are what is rounded.
+Attention divides by the sum of its exponentials at the end, and subtracts nothing from the logits before: in bfloat16,
+the exponentials are rounded.
 
-The frequencies of scaled rotary positions are not repeated here: transformers is asked about those.
+The frequencies of scaled rotary positions are not repeated here; tests compare those with transformers.
 """
 
 import cmath
@@ -20,7 +20,7 @@ class NumpyLlama(NumpyDecoder):
     """The model."""
 
     def begin(self, source: Sequence[int]) -> Begun:
-        """Returns a prompt whose tokens but the last have gone through all layers, one after the other."""
+        """Returns a prompt whose tokens but the last have run through all layers, one after the other."""
         depth = self.config.num_decoder_layers
         kept: list[list[KeyValue]] = [[] for _ in range(depth)]
         for token in source[:-1]:
@@ -40,14 +40,14 @@ class NumpyLlama(NumpyDecoder):
         return self.rounded(embedding * self.rounded(np.sqrt(np.float64(self.config.emb_dim))))
 
     def normed(self, state: np.ndarray, name: str) -> np.ndarray:
-        """Returns a decoder layer's output as the norm of a name leaves it, rounded as whatever is multiplied.
+        """Returns a decoder layer's output after the norm of a name, rounded as factors of products are.
 
-        Whatever logits are divided by, it is divided by.
+        A divisor of the logits divides this output.
         """
         return self.rounded(self._factor(state, name) / self.config.logits_divisor)
 
     def shared_logits(self, normed: np.ndarray) -> np.ndarray:
-        """Returns the logits, shape (..., vocabulary), that the output head makes of normed states."""
+        """Returns the logits, shape (..., vocabulary), of the output head for normed states."""
         kernel = (
             self.arrays["token_embedder/embedding"].T
             if self.config.tied_head
@@ -57,7 +57,7 @@ class NumpyLlama(NumpyDecoder):
         return cap * np.tanh(logits / cap) if cap else logits
 
     def key_value(self, layer: int, state: np.ndarray, position: int) -> KeyValue:
-        """Returns the key, turned by its position, and the value that a layer makes of one state."""
+        """Returns the key, rotated by its position, and the value that a layer computes from one state."""
         name = f"decoder/layers_{layer - 1}"
         normed = self._taken(state, f"{name}/pre_self_attention_layer_norm")
         key = self._projected(f"{name}/self_attention", "key", normed)
@@ -91,7 +91,7 @@ class NumpyLlama(NumpyDecoder):
         return self.rounded(state + self._given(made, f"{name}/post_mlp_layer_norm"))
 
     def _go_through(self, token: int, kept: list[list[KeyValue]]) -> list[np.ndarray]:
-        """Returns the outputs of all layers for the next token, of which all of them keep their own."""
+        """Returns the outputs of all layers for the next token, whose keys and values all layers keep."""
         state, states = self.embed(token), []
         for layer, memory in enumerate(kept, start=1):
             memory.append(self.key_value(layer, state, len(memory)))
@@ -110,7 +110,7 @@ class NumpyLlama(NumpyDecoder):
         return self._norm(made.reshape(-1, self.config.head_dim), scale)
 
     def _turned(self, heads: np.ndarray, position: int, layer: int) -> np.ndarray:
-        """Returns heads, (heads, head_dim), in which each pair of values is turned as one complex number."""
+        """Returns heads, (heads, head_dim), with each pair of values rotated as one complex number."""
         scaling, theta = self.config.rope_scaling, self.config.rope_theta
         if layer - 1 in self.config.unturned_layers:
             return heads
@@ -124,11 +124,11 @@ class NumpyLlama(NumpyDecoder):
         return np.concatenate([turned.real, turned.imag, heads[:, 2 * half :]], axis=1)
 
     def _taken(self, state: np.ndarray, name: str) -> np.ndarray:
-        """Returns what a sub-layer takes of a state: normed, unless the model has no such norm."""
+        """Returns the input of a sub-layer for a state: normed, unless the model has no such norm."""
         return self._factor(state, name) if f"{name}/scale" in self.arrays else state
 
     def _given(self, values: np.ndarray, name: str) -> np.ndarray:
-        """Returns what is added to a state of what a sub-layer gives."""
+        """Returns the part of a sub-layer's output that is added to a state."""
         normed = self._norm(values, name) if f"{name}/scale" in self.arrays else values
         return normed * self.config.residual_factor
 

@@ -13,7 +13,7 @@ class NumpyT5(NumpyDecoder):
     """The model, in float64, or rounded to bfloat16."""
 
     def begin(self, source: Sequence[int]) -> Begun:
-        """Returns a prompt that the encoder has read."""
+        """Returns the state of a prompt after the encoder."""
         kept: list[list[KeyValue]] = [[] for _ in range(self.config.num_decoder_layers)]
         return Begun(kept=kept, first_input=self.config.start_id, context=self.encode(source))
 
@@ -50,18 +50,18 @@ class NumpyT5(NumpyDecoder):
         return embedding
 
     def normed(self, state: np.ndarray, name: str) -> np.ndarray:
-        """Returns a decoder layer's output as the norm of a name leaves it."""
+        """Returns a decoder layer's output after the norm of a name."""
         return self._scaled(state, name)
 
     def shared_logits(self, normed: np.ndarray) -> np.ndarray:
-        """Returns the logits, shape (..., vocabulary), that the output head makes of normed states."""
+        """Returns the logits, shape (..., vocabulary), of the output head for normed states."""
         if self.config.tied_head:
             inputs = self.rounded(normed / math.sqrt(self.config.emb_dim))
             return inputs @ self.arrays["token_embedder/embedding"].T
         return self.rounded(normed) @ self.arrays["decoder/logits_dense/kernel"]
 
     def key_value(self, layer: int, state: np.ndarray, position: int) -> KeyValue:
-        """Returns the key and the value that a decoder layer makes of one state, wherever it stands."""
+        """Returns the key and the value that a decoder layer computes from one state, at any position."""
         name = f"decoder/layers_{layer - 1}"
         normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
         key, value = (normed @ self.arrays[f"{name}/self_attention/{kind}/kernel"] for kind in ("key", "value"))
@@ -82,14 +82,17 @@ class NumpyT5(NumpyDecoder):
         return self.rounded(hidden + output)
 
     def _attend(self, name: str, query: np.ndarray, memory: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        """Returns what one query, (width,), gathers from a memory, (positions, width); `bias` is (heads, positions)."""
+        """Returns one query's attention output, (width,), over a memory, (positions, width), with an optional bias.
+
+        The bias has shape (heads, positions).
+        """
         keys, values = (self.rounded(memory @ self.arrays[f"{name}/{kind}/kernel"]) for kind in ("key", "value"))
         return self._gather(name, query, keys, values, bias)
 
     def _gather(
         self, name: str, query: np.ndarray, keys: np.ndarray, values: np.ndarray, bias: np.ndarray | None
     ) -> np.ndarray:
-        """Returns what one query, (width,), gathers of values by keys, each (positions, heads * head_dim)."""
+        """Returns one query's attention output, (width,), over keys and values, each (positions, heads * head_dim)."""
         width = self.config.head_dim
         queries = self.rounded(query @ self.arrays[f"{name}/query/kernel"])
         heads = []
@@ -138,10 +141,10 @@ _ACTIVATIONS = {
 
 @functools.cache
 def bucket_of(distance: int, buckets: int, farthest: int, *, both_ways: bool) -> int:
-    """Returns the bucket of a key-minus-query distance, counting in which power-of-a-ratio interval it lies.
+    """Returns the bucket of a key-minus-query distance: the index of its interval between powers of a ratio.
 
-    In whole numbers: bucket e + k starts at the least n with (n / e) ** w >= (farthest / e) ** k, where e buckets are
-    exact and w are wide.
+    In integers: bucket e + k starts at the least n with (n / e) ** w >= (farthest / e) ** k, where e buckets are exact
+    and w are wide.
     """
     offset = 0
     if both_ways:

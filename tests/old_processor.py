@@ -1,11 +1,11 @@
-"""Tests as on a processor of 2008 with one core: what must not depend on the machine may not depend on this either.
+"""Runs tests as on a processor of 2008 with one core, for results that must not depend on the machine.
 
     python -m tests.old_processor tests/calm_beam/decoding    # arguments are pytest's
     python -m tests.old_processor --isa=AVX2 tests/transforms
     python -m tests.old_processor --share tests/transforms    # between the cores of this machine, up to four
 
-XLA compiles for an old instruction set, numpy and the C library take no newer instructions than they must, there is no
-native code, and every process has one core. On machines with other processors than x86-64 some of this does nothing.
+XLA compiles for an old instruction set, numpy and the C library use the oldest instructions they can, there is no
+native code, and every process has one core. On processors other than x86-64 some of this has no effect.
 """
 
 import argparse
@@ -23,7 +23,7 @@ NUMPY_FEATURES = tuple(name for name in _UMATH.__cpu_dispatch__ if _UMATH.__cpu_
 
 
 def environment(*, isa: str = "SSE4_2") -> dict[str, str]:
-    """Returns the variables that make a process of this machine compute as on an old one.
+    """Returns environment variables with which a process computes as on an old processor.
 
     Args:
       isa: The newest instructions that XLA may use, as its flag `xla_cpu_max_isa` names them.
@@ -31,15 +31,15 @@ def environment(*, isa: str = "SSE4_2") -> dict[str, str]:
     return {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa={isa}".strip(),
         "NPY_DISABLE_CPU_FEATURES": os.environ.get("NPY_DISABLE_CPU_FEATURES") or " ".join(NUMPY_FEATURES),
-        # Others than the GNU C library ignore it.
+        # Other C libraries than GNU's ignore it.
         "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ",
-        # Native code, of which such a processor has none that is taken.
+        # Native code, none of which such a processor can run.
         "CALM_BEAM_NATIVE": "none",
     }
 
 
 def main(arguments: list[str]) -> int:
-    """Runs pytest so; returns its exit status."""
+    """Runs pytest with these variables; returns its exit status."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--isa", default="SSE4_2")
     parser.add_argument("--share", action="store_true")

@@ -68,7 +68,8 @@ def write_model(
     if is_broken:
         # A score of 0 is never the highest of 64.
         arrays["decoder/logits_dense/kernel"][:, BROKEN_ID] = 0
-        # Weights are finite, or nobody would read them: one column, 0 in all other embeddings, grows beyond float32.
+        # Weights must be finite for a reader to accept them: one column, 0 in all other embeddings, grows beyond
+        # float32.
         arrays["token_embedder/embedding"][:, 0] = 0
         arrays["token_embedder/embedding"][BROKEN_ID, 0] = 100
         arrays["encoder/layers_0/pre_attention_layer_norm/scale"][0] = 3e38
@@ -128,7 +129,7 @@ def split_rows(folder: pathlib.Path, rows: Sequence[object], *, files: int) -> t
 def build_assignment(
     folder: str, *, model: str, num_shards: int = 1, model_fingerprint: str = "sha256:0", vocabulary: str | None = None
 ) -> SweepAssignment:
-    """Returns an assignment to decode into a folder; it expects a vocabulary, if any, to be another than it is."""
+    """Returns an assignment to decode into a folder; it expects another vocabulary, if any, than the one there."""
     job = DecodeJob(
         model=ModelRecord(uri=model, fingerprint=model_fingerprint, layers=CONFIG.num_decoder_layers),
         vocabulary=VocabularyRecord(fingerprint="sha256:1", extra_ids=0) if vocabulary else None,
@@ -187,7 +188,7 @@ def run_calibration(
     reading = Reading(
         needs_references=any(guarantee.consistency == "risk" for guarantee in guarantees), cluster_key=cluster_key
     )
-    # Of one name however they are divided, as a pattern would find them.
+    # One name however they are divided, as a pattern would find them.
     data = DataFiles(patterns=("data/*.jsonl",), files=tuple(paths), reading=reading)
     with beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(list(options))) as pipeline:
         _ = (
@@ -214,9 +215,9 @@ def run_calibration(
 
 
 def assert_same_generations(found: Iterable[Generation], expected: Iterable[Generation]) -> None:
-    """Asserts that generations are alike in that order, confidences but for their last bits.
+    """Asserts that generations are equal in order, but for the last bits of confidences.
 
-    Those move with what is computed in one batch, on some processors more than on others.
+    Those depend on the batch, on some processors more than on others.
     """
     ours, theirs = list(found), list(expected)
     assert [_without_confidences(one) for one in ours] == [_without_confidences(one) for one in theirs]
@@ -238,15 +239,15 @@ def _without_confidences(generation: Generation) -> Generation:
 
 
 def without_time(manifest: Manifest) -> dict[str, object]:
-    """Returns the manifest as plain values, without what tells two runs of the same calibration apart."""
+    """Returns the manifest as plain values, without the fields that differ between two runs of the same calibration."""
     content = dataclasses.replace(manifest, created="2000-01-01T00:00:00Z").to_dict()
     return {key: value for key, value in content.items() if key != "digest"}
 
 
 def without_engine(content: Any) -> Any:
-    """Returns plain values without any engine, and without the digests that it stands in.
+    """Returns plain values without any engine, and without the digests that depend on it.
 
-    Workers on other machines decode by XLA unless told otherwise, and nobody here knows their processors.
+    Workers on other machines use XLA unless told otherwise, since their processors are unknown here.
     """
     if isinstance(content, dict):
         named = ("engine", "digest", "outputs", "job")

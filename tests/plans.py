@@ -1,4 +1,4 @@
-"""Tests and plans of calibrations and certifications, said by the few words that a test is about."""
+"""Builders of tests and plans of calibrations and certifications, from the few values that a test is about."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ _TERMS = tuple(field.name for field in dataclasses.fields(PlanTerms))
 
 
 def all_specs(**asked: Any) -> tuple[PlannedTest, ...]:
-    """Returns every combination of lists, planned; takes the arguments of `every_guarantee` and of `specs_of`."""
+    """Returns the specs of every combination of lists; takes the arguments of `every_guarantee` and of `specs_of`."""
     others = {name: asked.pop(name) for name in _OF_SPECS if name in asked}
     return specs_of(every_guarantee(**asked), **others)
 
 
 def build_plan(specs: Sequence[PlannedTest], settings: DecodeSettings, **asked: Any) -> Plan:
-    """Returns a plan about model `m`, unless it is named; takes the arguments of `plan_of` and of `PlanTerms`."""
+    """Returns a plan about model `m` by default; takes the arguments of `plan_of` and of `PlanTerms`."""
     terms = PlanTerms(**{name: asked.pop(name) for name in _TERMS if name in asked})
     return plan_of(specs, settings, **{"model": "m", "vocabulary": None, **asked}, terms=terms)
 

@@ -1,4 +1,4 @@
-"""Which cases of a table every test run takes, and which `make test-exhaustive` alone."""
+"""Marks the cases of a table that every test run takes, and those that only `make test-exhaustive` takes."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What setup.py says, without installing anything."""
+"""Reads setup.py without installing anything."""
 
 import pathlib
 import runpy

@@ -1,4 +1,4 @@
-"""What pages show in blocks of code, for tests that run it."""
+"""Code blocks and commands of pages, for tests that run them."""
 
 import pathlib
 import re
@@ -14,7 +14,7 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
 
 
 def commands(page: pathlib.Path) -> list[list[str]]:
-    """Returns the words of every command in the blocks of a shell on a page; remarks are left out."""
+    """Returns the words of every command in the shell blocks of a page, without comments."""
     text = "".join(blocks(page, "sh") + blocks(page, "bash")).replace("\\\n", " ")
     lines = (line.partition(" # ")[0].strip() for line in text.splitlines())
     return [shlex.split(line, comments=True) for line in lines if line and not line.startswith("#")]
@@ -23,5 +23,5 @@ def commands(page: pathlib.Path) -> list[list[str]]:
 def own_commands(page: pathlib.Path) -> list[list[str]]:
     """Returns the flags of every calm-beam command on a page, the name of the command first."""
     whole = [words[1:] for words in commands(page) if words[0] == "calm-beam"]
-    # Up to where the shell puts the output, if that is elsewhere.
+    # Up to the place where the shell redirects the output, if it does.
     return [words[: words.index(">")] if ">" in words else words for words in whole]

@@ -1,4 +1,4 @@
-"""Which ports the processes of a run listen at, as the kernel has them."""
+"""The ports at which the processes of a run listen, as the kernel lists them."""
 
 import contextlib
 import ipaddress
@@ -10,7 +10,7 @@ _LISTENING = "0A"
 
 
 def family(pid: int) -> set[int]:
-    """Returns a process, those that it has started, and those that they have started."""
+    """Returns a process and the processes that it has started, directly or indirectly."""
     parents: dict[int, int] = {}
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -37,7 +37,7 @@ def listening(pids: set[int]) -> set[str]:
 
 
 def open_to_others(addresses: set[str]) -> list[str]:
-    """Returns those of the addresses that other machines may reach."""
+    """Returns the addresses that other machines can reach."""
     return sorted(address for address in addresses if not _is_loopback(address))
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of accelerators, which runs on a CPU too."""
+"""The benchmark of accelerators, which also runs on a CPU."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 @pytest.mark.slow
 def test_every_part_measures_something(tmp_path: pathlib.Path) -> None:
-    """No case fails, and nothing that decides gives other tokens than all logits do."""
+    """No case fails, and every way of deciding gives the tokens of full logits."""
     found = tmp_path / "found.json"
     assert accelerator.main(["--quick", "--seconds=1800", f"--json={found}"]) == 0
     cases = json.loads(found.read_text())
@@ -37,7 +37,7 @@ def test_every_part_measures_something(tmp_path: pathlib.Path) -> None:
     assert all(case["share_of_float32_rate"] > 0 for case in decisions)
 
 
-# What calm-beam needs beside JAX, Flax, NumPy and what these need.
+# The packages that calm-beam needs in addition to JAX, Flax, NumPy and their requirements.
 _MISSING = ("apache_beam", "google.protobuf", "pyarrow", "rouge_score", "safetensors", "sentencepiece", "tokenizers")
 _RUN_WITHOUT = (
     "import runpy, sys; sys.modules.update(dict.fromkeys({missing})); sys.argv = ['x', '--part={part}', '--quick', "
@@ -62,7 +62,7 @@ def _raise() -> Case:
 
 
 def test_a_case_that_fails_leaves_the_others() -> None:
-    """It is told with its reason."""
+    """A case that fails is reported with its reason, and the others run."""
     cases: list[tuple[Case, Callable[[], Case]]] = [({"measured": "a"}, _raise), ({"measured": "b"}, lambda: {"is": 1})]
     assert list(Clock(60).within(iter(cases))) == [
         {"measured": "a", "failed": "RuntimeError: the device is gone"},
@@ -71,7 +71,7 @@ def test_a_case_that_fails_leaves_the_others() -> None:
 
 
 def test_what_there_is_no_time_for_is_told() -> None:
-    """The first case is measured always; the others are listed."""
+    """The first case is always measured; cases for which there is no time are listed."""
     cases: list[tuple[Case, Callable[[], Case]]] = [({"measured": name}, lambda: {"is": 1}) for name in "ab"]
     assert list(Clock(0).within(iter(cases))) == [
         {"measured": "a", "is": 1},
@@ -82,7 +82,7 @@ def test_what_there_is_no_time_for_is_told() -> None:
 def test_a_part_that_breaks_down_is_told_and_the_next_one_runs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it measured before stays; the status says that something failed."""
+    """A part that crashes is reported with the results so far, the next one runs, and the status is a failure."""
     stand_in = tmp_path / "python"
     stand_in.write_text(
         f"#!{sys.executable}\n"
@@ -108,7 +108,7 @@ def test_a_part_that_breaks_down_is_told_and_the_next_one_runs(
 def test_a_part_that_hangs_is_stopped(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told after its time and half of that."""
+    """A part that hangs is stopped and reported after one and a half times its time."""
     stand_in = tmp_path / "python"
     stand_in.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
     stand_in.chmod(0o755)
@@ -118,7 +118,7 @@ def test_a_part_that_hangs_is_stopped(
 
 
 def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the names of those that there are."""
+    """An unknown part is refused with the names of the known ones."""
     with pytest.raises(SystemExit):
         accelerator.main(["--parts=rates,speed"])
     assert "speed is none of programs, rates, decisions, sweeps, singles, batches" in capsys.readouterr().err

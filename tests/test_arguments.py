@@ -1,4 +1,4 @@
-"""How many arguments functions take: what belongs together travels as one value."""
+"""Functions take few arguments: values that belong together are one argument."""
 
 import ast
 import pathlib
@@ -8,7 +8,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _MOST = 8
-# What callers in Python name one by one, and a step whose arguments are the arrays of a compiled program.
+# Exempt: functions whose arguments Python callers name one by one, and a step whose arguments are program arrays.
 _MAY_TAKE_MORE = {
     "calm_beam/calibration/confirmation.py": ["confirmed_calibration"],
     "calm_beam/calibration/pareto.py": ["pareto_calibration"],
@@ -21,7 +21,7 @@ _MAY_TAKE_MORE = {
 
 
 def _long_lists(source: str) -> Iterator[str]:
-    """Yields the names of functions that take more arguments than eight, besides the instance."""
+    """Yields the names of functions that take more than eight arguments, not counting the instance."""
     yield from _long_lists_in(ast.parse(source), within="")
 
 
@@ -39,7 +39,7 @@ def _long_lists_in(node: ast.AST, *, within: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("floor", ["calm_beam", "transforms", "launch"])
 def test_no_function_takes_more_than_eight(floor: str) -> None:
-    """What would take more takes a request, or a value of what belongs together; few are exempt, by name."""
+    """No function takes more than eight arguments; few are exempt, by name."""
     links = {path for path in (_ROOT / floor).iterdir() if path.is_symlink()}
     modules = [path for path in sorted((_ROOT / floor).rglob("*.py")) if not links & set(path.parents)]
     assert len(modules) > 10

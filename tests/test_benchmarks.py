@@ -55,7 +55,7 @@ def model_and_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Pa
 
 @pytest.fixture(autouse=True)
 def _small_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rates of this machine are of no interest here."""
+    """Skips the measurement of this machine's rates, which no test needs."""
     monkeypatch.setattr(multiply_adds, "_SIDE", 64)
     monkeypatch.setattr(multiply_adds, "_SECONDS", 0.0)
 
@@ -70,7 +70,7 @@ def _run(capsys: pytest.CaptureFixture[str], model_and_data: tuple[pathlib.Path,
 def test_the_counts_are_those_of_the_outputs(
     capsys: pytest.CaptureFixture[str], model_and_data: tuple[pathlib.Path, pathlib.Path]
 ) -> None:
-    """Work of the full model and of every threshold alone is what their exit layers add up to; the sweep does less."""
+    """Layer counts of the full model and of every threshold are the sums of exit layers; the sweep runs fewer."""
     figures = _run(capsys, model_and_data, "--thresholds=2", "--prompts=3", "--runs=2")
     assert set(figures) >= _REQUIRED
     checkpoint = load_checkpoint(model_and_data[0])
@@ -84,7 +84,7 @@ def test_the_counts_are_those_of_the_outputs(
     assert figures["tokens_of_all_lanes"] == (exits > 0).sum()
     assert figures["full_pass_layer_work"] == figures["full_pass_projection_work"] == 1
     assert figures["per_threshold_layer_work_over_full_pass"] == pytest.approx(exits.sum() / full)
-    # With softmax, every layer that may exit asks the head; the full model only the last one.
+    # With softmax, every layer that may exit computes the head; the full model only the last one.
     assert figures["per_threshold_projection_work_over_full_pass"] == pytest.approx(1 + exits[:, 1:].sum() / full * 4)
     assert 1 <= figures["layer_work_over_full_pass"] < figures["per_threshold_layer_work_over_full_pass"]
     assert figures["mean_exit_layer_by_threshold"] == [
@@ -100,7 +100,7 @@ def test_batches_have_the_bits_of_the_sweep(
     model_and_data: tuple[pathlib.Path, pathlib.Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The benchmark says so; and notices a layer that moves states by one bit where few prompts have room."""
+    """The benchmark reports that batches have the sweep's bits, and notices a layer that changes states by one bit."""
     monkeypatch.setattr(across_devices, "_BATCHES", (1, 2))
     monkeypatch.setattr(across_devices, "_ALONE", 1)
     checkpoint, data = model_and_data
@@ -126,7 +126,7 @@ def test_batches_have_the_bits_of_the_sweep(
 def test_confidences_that_need_no_logits_project_every_token_once(
     capsys: pytest.CaptureFixture[str], model_and_data: tuple[pathlib.Path, pathlib.Path], confidence: str
 ) -> None:
-    """Once per threshold, such a measure takes as many projections as there are tokens in all lanes."""
+    """Measures that need no logits project every token once per threshold, over all branches."""
     figures = _run(capsys, model_and_data, "--thresholds=2", "--prompts=3", f"--confidence={confidence}")
     tokens = figures["tokens_of_all_lanes"] / figures["tokens_of_full_model"]
     assert figures["per_threshold_projection_work_over_full_pass"] == pytest.approx(tokens)
@@ -166,7 +166,7 @@ def test_flags_that_do_not_fit_are_refused(
     arguments: list[str],
     message: str,
 ) -> None:
-    """Nothing is decoded, and the message says what to pass."""
+    """Flags that do not fit are refused with what to pass, and nothing is decoded."""
     model, data = map(str, model_and_data)
     with pytest.raises(SystemExit, match="2"):
         sweep.main([argument.replace("MODEL", model).replace("DATA", data) for argument in arguments])
@@ -206,7 +206,7 @@ def test_a_widened_model_computes_what_it_did(exit_classifier: int) -> None:
     ],
 )
 def test_models_that_do_not_fit_are_not_widened(sizes: dict[str, Any], message: str) -> None:
-    """The message says which size is in the way."""
+    """A model that cannot be widened is refused with the size that does not fit."""
     config = build_config(num_decoder_layers=8, **sizes)
     with pytest.raises(ValueError, match=message):
         widen_to_paper(checkpoint_of(config, build_arrays(config, 0)))
@@ -215,7 +215,7 @@ def test_models_that_do_not_fit_are_not_widened(sizes: dict[str, Any], message: 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", [["benchmarks/sweep.py"], ["-m", "benchmarks.sweep"]])
 def test_it_starts_as_a_file_and_as_a_module(how: list[str]) -> None:
-    """Both ways find the packages of this repository."""
+    """As a file and as a module, the benchmark finds the packages of this repository."""
     command = [sys.executable, *how, "--thresholds=0"]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 2
@@ -223,7 +223,7 @@ def test_it_starts_as_a_file_and_as_a_module(how: list[str]) -> None:
 
 
 def test_multiply_adds_are_the_kernels_sizes() -> None:
-    """A layer's row goes through each of its kernels once, but for the keys and values of the source."""
+    """A layer's row passes each of its kernels once, except for the keys and values of the source."""
     for gated in (True, False):
         config = build_config(gated_mlp=gated)
         shapes = parameter_shapes(config)
@@ -240,7 +240,7 @@ def test_multiply_adds_are_the_kernels_sizes() -> None:
 
 
 def test_nested_compilation_counts_once() -> None:
-    """A function that is traced inside another is part of the other's time."""
+    """A function traced inside another one is part of the other's time."""
 
     @jax.jit
     def inner(values: jax.Array) -> jax.Array:
@@ -259,7 +259,7 @@ def test_nested_compilation_counts_once() -> None:
 
 
 def test_the_overhead_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    """The pipeline's time is printed beside that of the bare loop, with every piece of it."""
+    """The pipeline's time is printed next to that of the bare loop, with each of its parts."""
     pipeline_overhead.main(["--fake_decoder", "--prompts=20", "--num_shards=2"])
     printed = capsys.readouterr().out
     for name in ("bare sweep", "calm-beam calibrate", "overhead", "reading Parquet", "scoring", "summing"):
@@ -267,7 +267,7 @@ def test_the_overhead_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_large_models_files_are_those_of_a_model(tmp_path: pathlib.Path) -> None:
-    """What is written, in a small size, is read: a file for each layer in bfloat16, a tied head, a tokenizer."""
+    """A small copy of a large model's files can be read: a file per layer in bfloat16, a tied head, a tokenizer."""
     sizes = {"vocab_size": 60, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
     more = {"intermediate_size": 12, "num_hidden_layers": 2, "eos_token_id": [5, 9]}
     large_model.write_random(tmp_path, {**large_model.LLAMA_3_2_1B, **sizes, **more})
@@ -288,7 +288,7 @@ def test_rules_together_compares_outputs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It says what all rules took at once, and fails where a rule's outputs are not those of its own sweep."""
+    """It reports the time of all rules at once, and fails if a rule's outputs are not those of its own sweep."""
     checkpoint, data = model_and_data
     flags = [f"--checkpoint={checkpoint}", f"--data={data}", "--thresholds=3", "--max_decode_length=5", "--runs=1"]
     assert rules_together.main([*flags, "--confidence=softmax,state"]) == 0

@@ -1,4 +1,4 @@
-"""What README and the examples show is what happens."""
+"""The code in README and the examples does what the text says."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ _WAYS = (
 def test_ways_to_calibrate(
     page: str, way: str, output: str, metric: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The function of README and the pipeline of docs run as they stand, and leave the manifest that they promise."""
+    """README's function and docs' pipeline run unchanged and write the manifest that they promise."""
     (snippet,) = (each for each in _snippets(page) if way in each)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
@@ -80,7 +80,7 @@ def test_batch_inference(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_notebook_runs() -> None:
-    """Its cells run from top to bottom, and it is committed without outputs."""
+    """The notebook's cells run from top to bottom, and it is committed without outputs."""
     cells = json.loads((_ROOT / "examples" / "calibrate.ipynb").read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] for cell in code)

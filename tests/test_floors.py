@@ -1,4 +1,4 @@
-"""Imports point down: core, then transforms, then launch; and what is light to import stays light."""
+"""Imports point down: core, then transforms, then launch; light modules import nothing heavy."""
 
 import ast
 import graphlib
@@ -14,18 +14,18 @@ from calm_beam.launch.commands import COMMANDS
 _ROOT = pathlib.Path(__file__).parent.parent
 
 _CLOUD_CLIENTS = ("google.cloud", "google.api_core", "google.auth", "google_crc32c")
-# Floor, and the packages its modules must not import, wherever in the module the import stands.
+# Floor, and the packages that its modules must not import, wherever in the module the import is.
 _FORBIDDEN = {
     "calm_beam": ("apache_beam", *_CLOUD_CLIENTS, "calm_beam.transforms", "calm_beam.launch", "tests"),
     "transforms": ("calm_beam.launch", "tests"),
     "launch": ("tests",),
 }
-# The one door to object stores.
+# The only module that opens object stores.
 _MAY_USE_CLOUD = ("calm_beam/storage/_google.py",)
 
 
 def _imported(source: str, package: str) -> Iterator[str]:
-    """Yields the absolute names that a module imports, at its top or deeper; `from a import b` gives a.b."""
+    """Yields the absolute names that a module imports, at its top or in functions; `from a import b` gives a.b."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -50,7 +50,7 @@ def _modules(floor: str) -> list[pathlib.Path]:
 
 @pytest.mark.parametrize("floor", _FORBIDDEN)
 def test_no_module_imports_upwards(floor: str) -> None:
-    """No import in any module of a floor leads to a floor above, nor from the core to Beam or a cloud client."""
+    """No module of a floor imports a floor above it, nor does the core import Beam or a cloud client."""
     modules = _modules(floor)
     assert len(modules) >= 5
     found = {}
@@ -82,7 +82,7 @@ def test_no_module_imports_upwards(floor: str) -> None:
     ],
 )
 def test_the_scan_sees_a_violation(source: str) -> None:
-    """Every way of importing what a core module must not import is found."""
+    """Every way of importing a forbidden module into a core module is found."""
     assert _violations(source, package="calm_beam.risk", forbidden=_FORBIDDEN["calm_beam"])
 
 
@@ -90,22 +90,22 @@ def test_the_scan_sees_a_violation(source: str) -> None:
     "source", ["import google.protobuf", "from . import launch_pad", "from ..metrics import registry", "import apache"]
 )
 def test_the_scan_lets_others_pass(source: str) -> None:
-    """Names that only begin alike, and imports within the floor, are no violation."""
+    """Names with a common beginning, and imports within the floor, are no violation."""
     assert _violations(source, package="calm_beam.risk", forbidden=_FORBIDDEN["calm_beam"]) == []
 
 
 class _WithoutTypes(ast.NodeTransformer):
-    """Leaves out what only type checkers import."""
+    """Removes imports that only type checkers see."""
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
 
 
 def _imports(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> dict[str, set[str]]:
-    """Returns by module which of the others it imports, at its top or deeper.
+    """Returns by module which of the others it imports, at its top or in functions.
 
     Args:
-      sources: By name of a module.
+      sources: Source by name of a module.
       packages: The package of each, against which it names others.
     """
     graph: dict[str, set[str]] = {}
@@ -118,7 +118,7 @@ def _imports(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> dict
 
 
 def _circle(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> list[str]:
-    """Returns modules of which each imports the one before it, from one back to itself; none if there is no circle."""
+    """Returns a circle of modules, each of which imports the one before it; empty if there is none."""
     try:
         graphlib.TopologicalSorter(_imports(sources, packages=packages)).prepare()
     except graphlib.CycleError as error:
@@ -130,7 +130,7 @@ def _circle(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> list[
 def _floors(imports: Mapping[str, set[str]]) -> dict[str, int]:
     """Returns the floor of every room: 1, or one above the highest room that any module of it imports.
 
-    Rooms are the packages in `calm_beam`, with transforms and launch, and the modules beside them.
+    Rooms are the packages in `calm_beam`, transforms, launch, and single modules next to them.
     """
     rooms: dict[str, set[str]] = {}
     for module, others in imports.items():
@@ -157,13 +157,13 @@ def all_modules() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def test_no_modules_import_each_other_in_a_circle(all_modules: tuple[dict[str, str], dict[str, str]]) -> None:
-    """No module of any floor imports, at its top or deeper, what imports it, directly or through others."""
+    """No module of any floor imports, at its top or in functions, a module that imports it directly or indirectly."""
     sources, packages = all_modules
     assert _circle(sources, packages=packages) == []
 
 
 def test_few_rooms_stand_on_few_floors(all_modules: tuple[dict[str, str], dict[str, str]]) -> None:
-    """calm_beam has 16 packages and 4 modules beside them; those, transforms and launch stand on 10 floors at most."""
+    """calm_beam's 16 packages and 4 single modules, transforms and launch are on 10 floors at most."""
     sources, packages = all_modules
     # The package itself loads a public name when it is first used.
     imports = _imports({name: text for name, text in sources.items() if name != "calm_beam"}, packages=packages)
@@ -176,7 +176,7 @@ def test_few_rooms_stand_on_few_floors(all_modules: tuple[dict[str, str], dict[s
 
 
 def test_floors_are_counted() -> None:
-    """A room stands one floor above the highest that any of its modules imports, whatever imports it."""
+    """A room is one floor above the highest that any of its modules imports, whatever imports it."""
     imports: dict[str, set[str]] = {
         "p.low.a": set(),
         "p.low.b": {"p.low.a", "p.text"},
@@ -189,7 +189,7 @@ def test_floors_are_counted() -> None:
 
 
 def test_the_check_sees_a_circle() -> None:
-    """A circle through three modules is found where one import stands in a function; imports for types make none."""
+    """A circle of three modules, one of which imports in a function, is found; type-only imports make none."""
     sources = {"p": "from .a import f", "p.a": "import p.b", "p.b": "def f():\n    from . import a\n    import p"}
     packages = dict.fromkeys(sources, "p")
     assert set(_circle(sources, packages=packages)) >= {"p.a", "p.b"}
@@ -198,9 +198,9 @@ def test_the_check_sees_a_circle() -> None:
 
 
 def _loaded_by(module: str, *names: str) -> list[str]:
-    """Returns which of the packages a fresh interpreter loads, or loads parts of, when it imports the module.
+    """Returns which of the packages a fresh interpreter loads, in whole or part, when it imports the module.
 
-    Some of Google's packages put their empty parents into every interpreter at its start; those are no matter of ours.
+    Some of Google's packages put their empty parents into every interpreter at its start; those do not count.
     """
     code = (
         f"import sys; before = set(sys.modules); import {module}; new = set(sys.modules) - before; "
@@ -284,23 +284,23 @@ def _loaded_by_command(*arguments: str, names: tuple[str, ...] = _HEAVY) -> list
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_light(command: str) -> None:
-    """The help of a command loads nothing that takes long to load."""
+    """The help of a command loads no module that is slow to load."""
     assert _loaded_by_command(command, "--help") == []
 
 
 @pytest.mark.parametrize("experiment", ["propagation", "sensitivity", "splits", "tradeoff"])
 def test_help_of_experiments_is_light(experiment: str) -> None:
-    """So does the help of every experiment of `evaluate`."""
+    """The help of every experiment of `evaluate` is as light."""
     assert _loaded_by_command("evaluate", f"--experiment={experiment}", "--help") == []
 
 
 def test_plan_is_light() -> None:
-    """`plan` does all that it does on the terminal with numpy alone."""
+    """`plan` on the terminal needs numpy alone."""
     assert _loaded_by_command("plan", "--delta=0.1", "--risk_guess=0.05") == []
 
 
 def test_the_check_of_commands_sees_what_is_loaded() -> None:
-    """The check above fails for what a command does load."""
+    """The check above fails for packages that a command loads."""
     assert _loaded_by_command("plan", "--help", names=("jax", "numpy")) == ["numpy"]
 
 
@@ -311,5 +311,5 @@ def test_the_check_sees_what_is_loaded() -> None:
 
 
 def test_the_check_sees_extras() -> None:
-    """Packages of extras are seen as well, once something imports them; two that are fast to import."""
+    """The check sees packages of extras, once they are imported; two that are fast to import."""
     assert _loaded_by("rapidfuzz.distance, sacrebleu", "rapidfuzz", "sacrebleu") == ["rapidfuzz", "sacrebleu"]

@@ -1,6 +1,6 @@
-"""Pages that explain one thing each: their commands run as they are shown, in their order, on tiny models and data.
+"""How-to pages: their commands run as shown, in order, on tiny models and data.
 
-What Google Cloud has to be there for is in `test_page_commands.py` alone.
+Commands that need Google Cloud are in `test_page_commands.py` alone.
 """
 
 import gzip
@@ -31,7 +31,7 @@ def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 
 
 def _filled_in(command: list[str], model: str) -> list[str]:
-    """Returns a command with a model and data in the place of what the page leaves out."""
+    """Returns a command with a model and data where the page leaves them out."""
     filled = [f"--checkpoint={model}", "--data=calibration-*.jsonl.gz"]
     return [each for word in command for each in (filled if word == "..." else [word])]
 
@@ -43,7 +43,7 @@ def _compressed(source: str, target: str) -> None:
 
 
 def test_on_a_laptop(place: pathlib.Path) -> None:
-    """The loop of the shell is run by hand; the model of one part of the page is in the way of the next."""
+    """The laptop page's commands run; its shell loop is run by hand, and models of earlier parts are removed."""
     classified = build_config(num_encoder_layers=1, num_decoder_layers=2, exit_classifier=2)
     write_native(
         place / "model", classified, arrays=build_arrays(classified, 0), vocabulary_path=place / "sentencepiece.model"
@@ -61,31 +61,31 @@ def test_on_a_laptop(place: pathlib.Path) -> None:
 
 
 def test_about_models(place: pathlib.Path) -> None:
-    """A T5 is trained, and its classifier."""
+    """The page about models trains a T5 and its classifier."""
     write_checkpoint(place / "t5_small")
     run_shortened(_DOCS / "models.md")
 
 
 def test_about_decoder_only_models(place: pathlib.Path) -> None:
-    """A Llama is looked at, trained, and calibrated on chats."""
+    """The page about decoder-only models inspects, trains and calibrates a Llama on chats."""
     config = build_llama_config(vocab_size=40, max_positions=64, end_ids=(2,))
     tokenizer = write_word_tokenizer(place / "tokenizer.json", 40, ends=(2,))
     write_native(place / "llama", config, arrays=build_llama_arrays(config, 0), vocabulary_path=tokenizer)
     for name in ("prompts", "questions"):
         shutil.copy("validation.jsonl", f"{name}.jsonl")
-    # A file of GGUF that others made is not here; tests of GGUF make their own.
+    # The page's GGUF file is not here; tests of GGUF make their own.
     commands = [command for command in own_commands(_DOCS / "decoder_only.md") if ".gguf" not in " ".join(command)]
     *before, chats = commands
     for command in before:
         run(shortened(command))
-    # With it beside the tokenizer, every command would ask whether it is used.
+    # With a template next to the tokenizer, every command would ask whether to use it.
     template = "{% for message in messages %}w11 {{ message.content }} {% endfor %}w12"
     (place / "model" / "chat_template.jinja").write_text(template)
     run(shortened(chats))
 
 
 def test_an_instruct_model(place: pathlib.Path) -> None:
-    """Rows are chats, and the manifest says so to whoever serves; the service itself has tests of its own."""
+    """An instruct model is calibrated on chats, as its manifest says; the service has tests of its own."""
     config = build_llama_config(vocab_size=40, max_positions=64, end_ids=(2,), num_decoder_layers=9)
     tokenizer = write_word_tokenizer(place / "tokenizer.json", 40, ends=(2,))
     write_native(place / "smollm2", config, arrays=build_llama_arrays(config, 0), vocabulary_path=tokenizer)
@@ -102,7 +102,7 @@ def test_an_instruct_model(place: pathlib.Path) -> None:
 
 
 def test_about_commands(place: pathlib.Path) -> None:
-    """What stands for other flags is filled in; the pilot ran on another device than the page's."""
+    """The page about commands runs with its placeholders filled in; the pilot ran on another device than the page's."""
     write_checkpoint(place / "checkpoints" / "my_t5")
     for name in ("data", "prompts"):
         _compressed("validation.jsonl", f"{name}/rows.jsonl.gz")
@@ -117,7 +117,7 @@ def test_about_commands(place: pathlib.Path) -> None:
 
 
 def test_about_t5x(place: pathlib.Path) -> None:
-    """Checkpoints are inspected and converted, one of them with weights that the model does not need."""
+    """T5X checkpoints are inspected and converted, one of them with weights that the model does not need."""
     write_checkpoint(place / "checkpoints" / "my_t5")
     arrays = build_arrays(CONFIG, 0)
     write_hugging_face(place / "free_t5", CONFIG, arrays)
@@ -130,7 +130,7 @@ def test_about_t5x(place: pathlib.Path) -> None:
 
 
 def test_frequent_questions(place: pathlib.Path) -> None:
-    """What the answers show runs on the demo model."""
+    """The commands in the answers of the FAQ run on the demo model."""
     run_shortened(_DOCS / "faq.md")
 
 
@@ -142,7 +142,7 @@ def _add_tensor(folder: pathlib.Path, name: str, tensors: dict[str, np.ndarray])
 
 
 def _write_losses(settings: dict[str, float], ids: list[str]) -> None:
-    """Writes losses of 0 and 1, given how often each setting loses."""
+    """Writes losses of 0 and 1, given each setting's probability of loss."""
     generator = np.random.default_rng(0)
     lines = ["id,setting,loss,cost,topic"]
     for place, name in enumerate(ids):
@@ -153,8 +153,8 @@ def _write_losses(settings: dict[str, float], ids: list[str]) -> None:
 
 
 def test_about_losses_of_others(place: pathlib.Path) -> None:
-    """Losses in tables, logs of an evaluation, and rounds that end when enough is proved."""
-    # What the page on decoders of one's own has swept is certified there.
+    """Losses in tables, logs of an evaluation, and rounds that end when enough is proved are certified."""
+    # The sweep of the page on external decoders is certified there.
     commands = [command for command in own_commands(_DOCS / "certify.md") if "--outputs" not in " ".join(command)]
     from_losses, from_logs, first_round, next_round = commands
     ids = [f"e{number}" for number in range(1000)]

@@ -1,4 +1,4 @@
-"""What stands beside the code for strangers: metadata, citation, workflows, hooks. All agree with the sources."""
+"""Project files agree with the sources: metadata, citation, workflows and hooks."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ def _yaml(name: str) -> Any:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    """Sources, citation and the newest part of the changelog name one version, and the same day."""
+    """Sources, citation and the newest part of the changelog name one version and the same day."""
     citation = _yaml("CITATION.cff")
     changelog = (_ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.findall(r"^## (\d\S*) \((\S+)\)$", changelog, re.MULTILINE)[0]
@@ -34,7 +34,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def test_pythons_are_the_same_everywhere() -> None:
-    """What setup.py allows is what the classifiers name, what `make matrix` runs, and what the workflows run."""
+    """setup.py's Python versions are those of the classifiers, of `make matrix`, and of the workflows."""
     setup = read_setup()
     low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", setup["python_requires"]).groups()  # type: ignore[union-attr]
     allowed = [f"3.{minor}" for minor in range(int(low), int(high))]
@@ -49,7 +49,7 @@ def test_pythons_are_the_same_everywhere() -> None:
 
 @pytest.mark.parametrize("path", _WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_run_targets_that_exist(path: pathlib.Path) -> None:
-    """Every `make` of a workflow is one of this Makefile, and no workflow may write more than it says."""
+    """Every `make` target in a workflow exists, and no workflow has more write permissions than it lists."""
     workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert workflow["permissions"] == {"contents": "read"}
     for job in workflow["jobs"].values():
@@ -60,7 +60,7 @@ def test_workflows_run_targets_that_exist(path: pathlib.Path) -> None:
 
 
 def test_what_the_fast_tests_are() -> None:
-    """All that `make test-fast` and `make matrix` hand to pytest, or leave out, is a folder or a module of tests."""
+    """Every path that `make test-fast` and `make matrix` pass to pytest, or exclude, is a folder or module of tests."""
     words = _commands("test-fast")[-1].split()
     paths = [
         _ROOT / word.removeprefix("--ignore=") for word in words if re.match("(--ignore=)?(tests|calm_beam)", word)
@@ -70,7 +70,7 @@ def test_what_the_fast_tests_are() -> None:
 
 
 def test_every_slow_test_is_run_once() -> None:
-    """The two commands of `make test-slow` share all modules, as those of `make test` do; all named modules exist."""
+    """The two commands of `make test-slow` cover all modules once, as `make test`'s do; all named modules exist."""
     slow, running = map(_modules_of, _commands("test-slow")[-2:])
     ((compiled,), (old,)) = (map(_modules_of, _commands(target)[-1:]) for target in ("test-compiled", "test-old"))
     modules = {path.relative_to(_ROOT).as_posix() for path in (_ROOT / "tests").rglob("test_*.py")}
@@ -80,7 +80,7 @@ def test_every_slow_test_is_run_once() -> None:
     assert {word.removeprefix("--ignore=") for word in most.split() if "tests/" in word} == _modules_of(rest) == running
     assert len(compiled) > 30
     assert [path for path in old if not (_ROOT / path).exists()] == []
-    # What make's `filter` does not find, it leaves out without a word.
+    # make's `filter` silently drops names that it does not find.
     assert {"decoding", "exits", "model", "serving"} == {path.split("/")[2] for path in compiled}
     chosen = re.search(r"(?ms)^COMPILED = .*?^# ", (_ROOT / "Makefile").read_text(encoding="utf-8"))
     assert chosen is not None
@@ -94,8 +94,8 @@ def _modules_of(command: str) -> set[str]:
 
 
 def _commands(*words: str) -> list[str]:
-    """Returns what `make` would run for a target, and variables, a command a line."""
-    # Under `make test`, too, which would have this one say more, and take its flags and variables.
+    """Returns the commands that `make` would run for a target and variables, one a line."""
+    # `make test` would pass its flags and variables on to this `make`.
     from_make = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")
     own = {name: value for name, value in os.environ.items() if name not in from_make}
     command = ["make", "--just-print", "--no-print-directory", *words]
@@ -103,7 +103,7 @@ def _commands(*words: str) -> list[str]:
 
 
 def test_what_checks_sources_is_named_once() -> None:
-    """The extra for developers takes ruff from the groups of pyproject.toml, in which nothing heavy is."""
+    """The developers' extra takes ruff from the groups of pyproject.toml, which hold nothing heavy."""
     groups = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
     dev = read_setup()["extras_require"]["dev"]
     assert set(groups["lint"]) <= set(dev)
@@ -111,7 +111,7 @@ def test_what_checks_sources_is_named_once() -> None:
     assert len([name for name in dev if name.startswith("ruff")]) == 1
 
 
-# Modules that come along with what the group `types` names, or by another name than it has there.
+# Modules that come with a package of the group `types`, or that have another name there.
 _BROUGHT = {
     "PIL": "pillow",
     "h11": "uvicorn",
@@ -125,7 +125,7 @@ _IMPORT = re.compile(r"^\s*(?:from (\w+)[\w.]* import |import (\w+)[\w. ,]*$)", 
 
 
 def test_types_are_checked_where_nothing_else_is_installed() -> None:
-    """Every package whose types mypy follows, in all that it checks, is in the group that `make types` installs."""
+    """Every package whose types mypy follows in our sources is in the group that `make types` installs."""
     settings = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     overrides = settings["tool"]["mypy"]["overrides"]
     skipped = {
@@ -145,7 +145,7 @@ def test_types_are_checked_where_nothing_else_is_installed() -> None:
 
 
 def test_hooks_run_what_make_installs() -> None:
-    """The commands of the hooks are those that `make lint` and `make types` run."""
+    """The hooks run the commands of `make lint` and `make types`."""
     makefile = (_ROOT / "Makefile").read_text(encoding="utf-8")
     hooks = {hook["id"]: hook for repo in _yaml(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]}
     assert hooks["mypy"]["entry"].removeprefix(".venv/bin/") in makefile

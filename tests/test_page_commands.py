@@ -1,4 +1,4 @@
-"""Commands on all pages: their flags exist, whether a test runs them or not."""
+"""Commands on all pages use flags that exist, whether a test runs the commands or not."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from calm_beam.launch.commands import flag_parsers
 from calm_beam.launch.flags import FlagParser, UsageError
 from tests.snippets import PAGES, ROOT, own_commands
 
-# Beam's, of which pages name these.
+# Beam's flags that pages name.
 _BEAMS = {
     "--direct_num_workers",
     "--direct_running_mode",
@@ -28,9 +28,9 @@ _COMMANDS = [(page, command) for page in PAGES for command in own_commands(page)
 
 
 def _refusal(command: list[str]) -> str | None:
-    """Returns what the parsers of a command say against its flags; None if one of them takes them all."""
+    """Returns the error of a command's parsers for its flags; None if one of them takes them all."""
     name, *flags = command
-    # What is left out on the page, or filled in by the shell.
+    # Placeholders that the page leaves out or the shell fills in.
     shown = [flag for flag in flags if flag != "..." and "$" not in flag]
     refusals = [_refusal_of(parser, shown) for parser in flag_parsers(name)]
     return None if None in refusals else refusals[0]
@@ -49,13 +49,13 @@ def _refusal_of(parser: FlagParser, flags: list[str]) -> str | None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_flags_exist(page: pathlib.Path) -> None:
-    """Every flag of every command on a page is one of that command, with a value that it takes."""
+    """Every flag of every command on a page exists, and its value is valid."""
     refused = {" ".join(command): _refusal(command) for command in own_commands(page) if command[0] != "--version"}
     assert {command: why for command, why in refused.items() if why} == {}
 
 
 def test_commands_are_found() -> None:
-    """There are many, on pages in folders too, and one with a flag that does not exist is found."""
+    """Many commands are found, in folders too, and one with an unknown flag is refused."""
     assert len(_COMMANDS) > 60
     assert {"tutorials", "how-to", "explanation"} <= {page.parent.name for page, _ in _COMMANDS}
     assert _refusal(["calibrate", "--no_such_flag=1"]) == "unknown: ['--no_such_flag=1']"

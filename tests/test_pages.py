@@ -1,4 +1,4 @@
-"""README and the other pages: links lead somewhere, paths that are named exist, and the door stays small."""
+"""README and the other pages: links have targets, named paths exist, and README stays short."""
 
 import pathlib
 import re
@@ -15,9 +15,9 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PICTURES = [
     _ROOT / target for target in re.findall(r"!\[[^]]+\]\(([^)]+)\)", (_ROOT / "README.md").read_text("utf-8"))
 ]
-# In backticks or in a column of their own: a folder, or a module.
+# In backticks or in a column of their own: a folder or a module.
 _PATH = re.compile(r"(?<![\w/.-])((?:[\w-]+/)+(?:[\w-]+\.\w+)?|\w+\.py)(?![\w/])")
-# Folders whose names are left out where it is clear which is meant.
+# Folders whose names are left out where the context is clear.
 _ROOMS = (
     "",
     "calm_beam",
@@ -48,7 +48,7 @@ def _broken_links(page: pathlib.Path) -> list[str]:
             continue
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
-        # Which of two pictures a reader sees goes by the theme.
+        # The theme decides which of two pictures a reader sees.
         anchor = "" if anchor in _THEMES else anchor
         if not target.exists() or (anchor and anchor not in _anchors(target)):
             broken.append(link)
@@ -66,7 +66,7 @@ def test_links_lead_somewhere(page: pathlib.Path) -> None:
 
 
 def test_broken_links_are_found(tmp_path: pathlib.Path) -> None:
-    """A link to nothing is found, and so is one to a heading that is not there."""
+    """A link to a missing file, or to a missing heading, is found."""
     page = tmp_path / "page.md"
     page.write_text("# A heading\n[one](#a-heading) [two](#none) [three](none.md) [four](page.md#a-heading)\n")
     assert _broken_links(page) == ["#none", "none.md"]
@@ -85,7 +85,7 @@ def test_paths_of_the_architecture_exist() -> None:
 
 
 def test_every_room_is_in_the_architecture() -> None:
-    """Whoever looks for a package of the core or of the launcher finds it named."""
+    """ARCHITECTURE.md names every package of the core and of the launcher."""
     rooms = {
         f"{folder.name}/"
         for floor in ("calm_beam", "launch")
@@ -96,7 +96,7 @@ def test_every_room_is_in_the_architecture() -> None:
 
 
 def test_decisions_are_numbered_and_dated() -> None:
-    """Every decision has the number of its file, a date, what and why; the list has each once, in order."""
+    """Every decision has its file's number, a date, what and why; the list has each once, in order."""
     pages = {page.name: page.read_text(encoding="utf-8") for page in _DECISIONS}
     assert [int(name.partition("-")[0]) for name in pages] == list(range(1, len(pages) + 1))
     parts = r"# (\d+)\. (.+)\n\n\*(\d{4}-\d\d-\d\d)\*\n\n\*\*What\.\*\* [^\0]+\n\n\*\*Why\.\*\* "

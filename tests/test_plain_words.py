@@ -1,6 +1,6 @@
-"""Pages, docstrings and comments use the words of the field: turns that only this project has are listed and counted.
+"""Pages, docstrings and comments use the words of the field: idioms of this project are listed and counted.
 
-tests/plain_words.toml has the list, and how many of them each room may still have.
+tests/plain_words.toml has the list, and how many of them each folder may still have.
 """
 
 import ast
@@ -17,15 +17,15 @@ _LIST = tomllib.loads((_ROOT / "tests" / "plain_words.toml").read_text(encoding=
 _PAGES = [*sorted(_ROOT.glob("*.md")), *sorted(_ROOT.glob("docs/**/*.md")), *sorted(_ROOT.glob("examples/*/*.md"))]
 _SOURCES = ("benchmarks", "calm_beam", "examples", "launch", "tests", "tools", "transforms")
 _TURNS = [(re.compile(rf"\b(?:{each['turn']})\b", re.IGNORECASE), each["plain"]) for each in _LIST["turns"]]
-# As ruff formats them: alone on a line, or after two spaces.
+# As ruff formats them: on a line of their own, or after two spaces.
 _COMMENT = re.compile(r"(?:^\s*|  )# (.+)")
 
 
 def _findings(texts: list[str]) -> list[str]:
-    """Returns every listed turn in some texts, with the words around it and what to write instead."""
+    """Returns every listed idiom in some texts, with its context and its replacement."""
     found = []
     for text in texts:
-        # Code is quoted as it is, and a link's target is an address.
+        # Code is quoted unchanged, and a link's target is an address.
         words = " ".join(re.sub(r"`[^`]*`|(?<=\])\([^)]*\)", "X", text).split())
         for turn, plain in _TURNS:
             for match in turn.finditer(words):
@@ -40,7 +40,7 @@ def _paragraphs(page: pathlib.Path) -> list[str]:
 
 
 def _docstrings_and_comments(source: str) -> list[str]:
-    """Returns the docstrings of a module and its comments; comments on lines that follow each other are one."""
+    """Returns the docstrings and comments of a module; comments on consecutive lines are one."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = [ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
     comments: list[str] = []
@@ -60,7 +60,7 @@ def _room(path: pathlib.Path) -> str:
 
 
 def _findings_of_rooms() -> dict[str, list[str]]:
-    """Returns the findings in docstrings and comments, by the folder that they are in, in order of names."""
+    """Returns the findings in docstrings and comments by folder, sorted by name."""
     found: dict[str, list[str]] = collections.defaultdict(list)
     for top in _SOURCES:
         for path in sorted((_ROOT / top).rglob("*.py")):
@@ -71,12 +71,12 @@ def _findings_of_rooms() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
 def test_pages_use_plain_words(page: pathlib.Path) -> None:
-    """No page has a turn of the list."""
+    """No page has a listed idiom."""
     assert _findings(_paragraphs(page)) == []
 
 
 def test_docstrings_and_comments_get_plainer() -> None:
-    """No room has more turns of the list than it may have, and what it may have is what it has."""
+    """Every folder has exactly as many listed idioms as its count allows."""
     allowed, findings = _LIST["counts"], _findings_of_rooms()
     for room in sorted({*allowed, *findings}):
         found, limit = findings.get(room, []), allowed.get(room, 0)
@@ -86,7 +86,7 @@ def test_docstrings_and_comments_get_plainer() -> None:
 
 
 def test_turns_are_found() -> None:
-    """Turns are found across lines, in docstrings and comments, and not in code, links or questions."""
+    """Idioms are found across lines, in docstrings and comments, and not in code, links or questions."""
     source = '"""As\nthere. `whoever`"""\nx = "whoever"  # Told\n# from it.\n'
     assert len(_findings(_docstrings_and_comments(source))) == 2
     assert len(_findings(["Rows end. What leaves is kept. What leaves? A row."])) == 1

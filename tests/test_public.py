@@ -1,4 +1,4 @@
-"""What users may import, and the main job called from Python."""
+"""The public names, and the main job called from Python."""
 
 import ast
 import json
@@ -64,7 +64,7 @@ _TRANSFORMS = {
 }
 _STUB = pathlib.Path(calm.__file__).with_suffix(".pyi")
 _THRESHOLDS = (0.9, 0.5, 0.2, 0.05, 0.0)
-# As SHORT_FLAGS has it.
+# The same as in SHORT_FLAGS.
 _SMALL: dict[str, Any] = {"max_input_length": 32, "max_decode_length": 6, "batch_size": 4, "num_shards": 3}
 
 
@@ -78,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def test_the_names_are_these() -> None:
-    """A name that comes or goes is a change that users see."""
+    """The package's public names are exactly these, since users see every change."""
     assert set(dir(calm)) == _NAMES
     assert all(getattr(calm, name).__doc__ for name in _NAMES - {"__version__"})
     assert all(hasattr(transforms, name) for name in _TRANSFORMS)
@@ -88,7 +88,7 @@ def test_the_names_are_these() -> None:
 
 
 def test_the_document_lists_all() -> None:
-    """docs/python.md has every public name, and each that it calls."""
+    """docs/python.md has every public name, and all their methods."""
     text = (pathlib.Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)", row)}
@@ -96,7 +96,7 @@ def test_the_document_lists_all() -> None:
 
 
 def test_type_checkers_see_the_same() -> None:
-    """The stub names what the package gives, from where it is."""
+    """The stub has the package's names, from the modules that define them."""
     imports = {
         alias.asname: (node.module, alias.name)
         for node in ast.walk(ast.parse(_STUB.read_text()))
@@ -115,7 +115,7 @@ def test_names_are_loaded_when_they_are_used() -> None:
 
 
 def test_the_function_does_what_the_command_does(place: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Called from Python, the main job writes the same manifest and risk table, byte for byte but for the date."""
+    """From Python, the main job writes the command's manifest and risk table, byte for byte but for the date."""
     model, data = place / "model", place / "rows.jsonl"
     asked = ["--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", "--epsilon=0.1"]
     where = [f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'command'}"]
@@ -145,7 +145,7 @@ def _undated(output: pathlib.Path) -> dict[str, object]:
 
 
 def test_transforms_in_a_pipeline_of_ones_own(place: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The steps of the main job can be put together by anybody, and what was swept is calibrated again without them."""
+    """A user's pipeline runs the steps of the main job, and its sweep is calibrated again without them."""
     output = str(tmp_path / "out")
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = (
@@ -180,7 +180,7 @@ def test_transforms_in_a_pipeline_of_ones_own(place: pathlib.Path, tmp_path: pat
 
 
 def test_steps_say_what_they_need(place: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A step behind something else, or into a folder with a result, is refused before anything runs."""
+    """A step after a wrong one, or into a folder with a result, is refused before anything runs."""
     sweep = transforms.Sweep(model=str(place / "model"), output=str(tmp_path / "out"))
     guarantee = calm.Guarantee("textual", "token_f1", delta=0.5)
     pipeline = beam.Pipeline(runner=FnApiRunner())
@@ -199,14 +199,14 @@ def test_steps_say_what_they_need(place: pathlib.Path, tmp_path: pathlib.Path) -
 
 
 def test_a_limit_of_failures_belongs_to_counting_them(tmp_path: pathlib.Path) -> None:
-    """It is not dropped without a word where the first failure ends the run."""
+    """A failure limit is refused if the first failure ends the run, not silently dropped."""
     with pytest.raises(UsageError, match=r"^max_failures belongs to on_error='worst_case', which is missing\.$"):
         calm.calibrate(max_failures=3, output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_guarantee_is_checked_when_it_is_made() -> None:
-    """What cannot be asked for is refused where it is written down."""
+    """An invalid guarantee is refused when it is made."""
     with pytest.raises(ValueError, match="delta must be in"):
         calm.Guarantee("textual", "rouge_l", delta=5)
     with pytest.raises(ValueError, match="consistency must be one of textual, risk"):
@@ -217,7 +217,7 @@ def test_a_guarantee_is_checked_when_it_is_made() -> None:
 
 
 def test_a_measure_of_ones_own_all_the_way(tmp_path: pathlib.Path) -> None:
-    """A confidence measure in a file of the user's is swept, calibrated, reported and served; nothing else knows it."""
+    """A user's confidence measure in a file is swept, calibrated, reported and served; no other code names it."""
     vocabulary = write_vocabulary(tmp_path / "vocabulary.model")
     model = write_model(tmp_path / "model", vocabulary=vocabulary)
     data = write_rows(tmp_path / "rows.jsonl", text_rows(20))

@@ -1,4 +1,4 @@
-"""The comparison of stakes: its cases, and how it counts the examples that are needed."""
+"""The comparison of betting stakes: its cases, and its count of needed examples."""
 
 import math
 
@@ -14,7 +14,7 @@ _IN_USE = [dict(BETS)]
 
 
 def test_candidates_are_mixtures_and_one_is_in_use() -> None:
-    """Each has a capital of 1 and stakes that cannot lose everything; what production uses is among them."""
+    """Each candidate has a capital of 1 and stakes that cannot lose everything; production's is among them."""
     assert all(math.fsum(mixture.values()) == pytest.approx(1) for mixture in stakes.CANDIDATES.values())
     assert all(0 < share < 1 for mixture in stakes.CANDIDATES.values() for share in mixture)
     assert [dict(mixture) for mixture in stakes.CANDIDATES.values()].count(dict(BETS)) == 1
@@ -30,7 +30,7 @@ def test_simulated_risks_are_as_stated(kind: str) -> None:
 
 
 def test_stored_losses_keep_their_distribution() -> None:
-    """A threshold whose mean is a tenth to 0.95 of delta becomes a case of the very values; others are left out."""
+    """A threshold whose mean is a tenth to 0.95 of delta becomes a case with the same values; others are left out."""
     losses = np.array([[0.0, 0.0, 0.5], [0.0, 0.25, 0.5], [0.0, 0.25, 0.5], [0.0, -0.5, 0.5], [0.0, 0.4, 0.5]])
     (case,) = stakes.stored("signed", losses, delta=0.1)
     assert case.share == pytest.approx(0.8)
@@ -39,7 +39,7 @@ def test_stored_losses_keep_their_distribution() -> None:
 
 
 def test_counts_until_the_p_value_of_production_is_small_enough() -> None:
-    """Losses without any chance: the round in which p_values_of first gets to epsilon, or the limit."""
+    """For losses without chance, the count is the round in which p_values_of first reaches epsilon, or the limit."""
     case = stakes.Case(kind="none", share=0.0, delta=0.1, values=np.array([0]), weights=np.array([1.0]))
     needed = stakes.examples_needed(case, _IN_USE, orders=3, size=10, limit=1000, seed=1)
     rounds = np.arange(10, 1010, 10)
@@ -52,7 +52,7 @@ def test_counts_until_the_p_value_of_production_is_small_enough() -> None:
 
 
 def test_prints_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    """Anybody can run it without a calibration; the candidate in use is marked."""
+    """The benchmark runs without a calibration, and marks the candidate in use."""
     assert stakes.main(["--orders=2", "--round=500", "--limit=1000", "--replications=4", "--details"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("(in use) |") >= 4

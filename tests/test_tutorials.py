@@ -1,4 +1,4 @@
-"""Tutorials and how-to pages: every command and all code on them run, on the models that they name or on tiny ones."""
+"""Tutorials and how-to pages: all their commands and code run, on the models that they name or on tiny ones."""
 
 import contextlib
 import csv
@@ -30,7 +30,7 @@ _DOCS = ROOT / "docs"
 
 
 def _is_what_was_found(page: pathlib.Path, demo: pathlib.Path, *, entries: int) -> None:
-    """Checks that a page shows the head of what was printed, and of so many entries what a calibration came to."""
+    """Checks that a page shows the head of the printed text, and its result for the given number of entries."""
     printed = (demo / "printed.txt").read_text(encoding="utf-8")
     start = printed.index("Lowest threshold")
     head = printed[start : printed.index("─", start)]
@@ -46,7 +46,7 @@ def _is_what_was_found(page: pathlib.Path, demo: pathlib.Path, *, entries: int) 
     for entry, (consistency, delta, threshold, layers, risk) in zip(found, shown, strict=True):
         assert (entry["consistency"], entry["delta"], entry["epsilon"]) == (consistency, float(delta), 0.05)
         assert entry["threshold"] == (None if threshold == "never exit" else float(threshold))
-        # Confidences move in their last digits from one processor to another.
+        # Confidences differ in their last digits between processors.
         assert (entry["layers"], entry["risk"]) == (
             pytest.approx(float(layers), abs=0.02),
             pytest.approx(float(risk), abs=0.002),
@@ -55,7 +55,7 @@ def _is_what_was_found(page: pathlib.Path, demo: pathlib.Path, *, entries: int) 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with the calibration of the demo model in `demo`, and what the tutorial's first command printed."""
+    """A folder with the calibration of the demo model in `demo`, and the output of the tutorial's first command."""
     folder = tmp_path_factory.mktemp("tutorial")
     first = own_commands(_DOCS / "tutorials" / "demo.md")[0]
     assert first == ["calibrate", "--confidence=softmax", "--output=demo"]
@@ -78,7 +78,7 @@ def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
 def test_the_demo_model(
     demo: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All that the tutorial shows runs after its first command, and the table on it is what was found."""
+    """All that the tutorial shows after its first command runs, and its table is the result."""
     monkeypatch.chdir(demo)
     page = _DOCS / "tutorials" / "demo.md"
     for command in own_commands(page)[1:]:
@@ -104,7 +104,7 @@ def test_layers_against_quality(demo: pathlib.Path, tmp_path: pathlib.Path, monk
 
 @pytest.mark.slow
 def test_the_readme(place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its commands run in their order, in one folder; what it shows of the first is what that found."""
+    """README's commands run in order, in one folder, and its example output is the first command's."""
     (place / "data").mkdir()
     (place / "calibration-0.jsonl.gz").rename(place / "data" / "rows.jsonl.gz")
     write_checkpoint(place / "checkpoints" / "my_t5")
@@ -119,7 +119,7 @@ def test_the_readme(place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def _is_of_the_risk_table(page: str, output: pathlib.Path, *, printed: str) -> None:
-    """Checks that a page has the printed head, and a row that was swept, whichever is the cheapest on this machine."""
+    """Checks that a page has the printed head, and a swept row, whichever is the cheapest on this machine."""
     lines = [line.rstrip() for line in printed.splitlines()]
     start = next(place for place, line in enumerate(lines) if line.startswith("Cheapest variant and threshold"))
     rule = next(place for place, line in enumerate(lines) if place > start and "───" in line)
@@ -139,7 +139,7 @@ def _is_of_the_risk_table(page: str, output: pathlib.Path, *, printed: str) -> N
             == (consistency, measure, lowest, interval)
             and (float(row["delta"]), float(row["threshold"])) == (float(delta), float(threshold))
         ]
-    # Confidences move in their last digits from one processor to another.
+    # Confidences differ in their last digits between processors.
     assert float(row["layers"]) == pytest.approx(float(layers), abs=0.02)
     assert float(row["risk"]) == pytest.approx(float(loss), abs=0.002)
     assert float(row["risk"]) < float(delta)
@@ -147,7 +147,7 @@ def _is_of_the_risk_table(page: str, output: pathlib.Path, *, printed: str) -> N
 
 @pytest.mark.slow
 def test_a_t5x_checkpoint(place: pathlib.Path) -> None:
-    """From a checkpoint of T5X to answers and back, by the commands of the tutorial."""
+    """The tutorial's commands lead from a T5X checkpoint to answers and back."""
     write_checkpoint(place / "checkpoints" / "my_t5")
     run_shortened(_DOCS / "tutorials" / "t5x.md")
     assert pathlib.Path("t5x_model/checkpoint_5000/checkpoint").is_file()
@@ -155,7 +155,7 @@ def test_a_t5x_checkpoint(place: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_a_hugging_face_checkpoint(place: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same from folders of Hugging Face, a T5's and a Llama's, but for the commands that would download them."""
+    """The commands for Hugging Face folders, a T5's and a Llama's, run except the downloads."""
     page = _DOCS / "tutorials" / "hugging-face.md"
     write_decoder_only(place / "my_llama", vocab_size=40, eos_token_id=2)
     write_word_tokenizer(place / "my_llama" / "tokenizer.json", 40, ends=(2,))
@@ -174,7 +174,7 @@ def test_a_hugging_face_checkpoint(place: pathlib.Path, capsys: pytest.CaptureFi
 def test_serving_in_a_pipeline(
     demo: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Prompts of files are answered by the command, and one by the pipeline of the page."""
+    """The command answers prompts of files, and the page's pipeline answers one."""
     monkeypatch.chdir(demo)
     (demo / "prompts").mkdir()
     (demo / "prompts" / "some.jsonl.gz").write_bytes(gzip.compress(b'{"input": "Do they want to repair their car?"}\n'))
@@ -190,7 +190,7 @@ def test_serving_in_a_pipeline(
 def test_the_page_about_serving(
     demo: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A prompt is answered, prompts of files are, and their losses are watched."""
+    """The serving page answers a prompt and prompts of files, and monitors their losses."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(demo / "demo", "demo")
     (tmp_path / "prompts").mkdir()
@@ -215,20 +215,20 @@ def module_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def _written(page: str, folder: pathlib.Path) -> None:
-    """Writes the module that a page shows, under the name in its first line."""
+    """Writes a page's module under the name in its first line."""
     (code,) = blocks(_DOCS / "how-to" / page, "python")
     (folder / code.splitlines()[0].removeprefix("# ")).write_text(code)
 
 
 def test_a_measure_of_ones_own(module_folder: pathlib.Path) -> None:
-    """The measure of the page is taken, and is more certain of what is further ahead."""
+    """The page's measure is accepted, and its confidence grows with the margin."""
     _written("add-a-measure.md", module_folder)
     confidences = measure_named("my_measures:margin").confidence(jnp.array([[1.0, 0.9, 0.0], [9.0, 0.0, 1.0]]))
     assert 0 <= confidences[0] < confidences[1] <= 1
 
 
 def test_measures_of_the_page_about_them(module_folder: pathlib.Path) -> None:
-    """Both of docs/measures.md are taken: the one of logits, and the one of states."""
+    """Both measures of docs/measures.md, of logits and of states, are accepted."""
     _written("../measures.md", module_folder)
     of_logits, of_states = (measure_named(f"my_measures:{name}") for name in ("margin", "small_change"))
     confidences = of_logits.confidence(jnp.array([[1.0, 0.9, 0.0], [9.0, 0.0, 1.0]]))
@@ -239,7 +239,7 @@ def test_measures_of_the_page_about_them(module_folder: pathlib.Path) -> None:
 
 
 def test_a_metric_of_ones_own(module_folder: pathlib.Path) -> None:
-    """The metric of the page is taken, and scores as it says."""
+    """The page's metric is accepted, and gives the stated scores."""
     _written("add-a-metric.md", module_folder)
     metric = get_metric("my_metrics:same_first_word")
     assert [metric("a cat", [text]) for text in ("a dog", "the cat", "a cat")] == [1, 0, 1]
@@ -254,7 +254,7 @@ def test_a_metric_of_ones_own(module_folder: pathlib.Path) -> None:
     ],
 )
 def test_code_of_pages(page: str, printed: str, place: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Code that stands alone runs as it is."""
+    """Code blocks that need no context run unchanged."""
     names: dict[str, Any] = {"np": np}
     for code in blocks(_DOCS / page, "python"):
         exec(compile(code, page, "exec"), names)

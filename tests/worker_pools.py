@@ -16,7 +16,7 @@ _ROOT = pathlib.Path(__file__).parent.parent
 @contextlib.contextmanager
 def worker_pool() -> Iterator[str]:
     """Gives the address of a pool that starts workers as children of this process, with this interpreter."""
-    # A pool starts the `python` it finds, and workers import what tests define.
+    # A pool starts the `python` it finds, and workers import modules that tests define.
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     packages = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
     with mock.patch.dict(os.environ, {"PATH": path, "PYTHONPATH": packages}):

@@ -1,1 +1,1 @@
-"""What runs on accelerators, compiled by their own compilers: `make accelerators`."""
+"""Programs for accelerators, compiled by the accelerators' own compilers: `make accelerators`."""

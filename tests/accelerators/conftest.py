@@ -1,4 +1,4 @@
-"""What needs the accelerators' compilers is run by `make accelerators`, which has them; else it is skipped."""
+"""Tests that need the accelerators' compilers are run by `make accelerators`, and skipped elsewhere."""
 
 import os
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ _NEEDS = "compilers"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Names the mark of what needs compilers."""
+    """Registers the mark of tests that need compilers."""
     config.addinivalue_line("markers", f"{_NEEDS}: needs the accelerators' compilers; run by `make accelerators`")
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Skips what needs them where they are not."""
+    """Skips tests that need compilers if there are none."""
     if os.environ.get("CALM_BEAM_ACCELERATORS"):
         return
     for item in items:

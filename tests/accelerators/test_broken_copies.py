@@ -1,4 +1,4 @@
-"""Every check of what compilers make fails on a copy that is broken on purpose."""
+"""Every check of compiled programs fails on a copy that is broken on purpose."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from tools.accelerators.compiled import compiled
 pytestmark = [pytest.mark.compilers, pytest.mark.timeout(600)]
 
 _BFLOAT16 = Precision(dtype="bfloat16")
-# Nothing that is broken here needs more.
+# No broken copy needs more.
 _CONFIG: Any = dataclasses.replace(MODELS["T5"], num_decoder_layers=2)  # type: ignore[type-var]
 
 
@@ -47,7 +47,7 @@ def _found(program: Program, *, precision: Precision = _BFLOAT16, device: str = 
 
 
 def test_a_buffer_that_is_copied_is_noticed() -> None:
-    """Embeddings that are put into states which are not given away."""
+    """A copied buffer is noticed: embeddings are put into states that are not donated."""
     program = _program("embeddings")
     assert _found(program) == []
     copying = jax.jit(vars(device_steps.embed)["__wrapped__"], static_argnums=0)
@@ -59,7 +59,7 @@ def test_a_buffer_that_is_copied_is_noticed() -> None:
 def test_rows_that_are_computed_in_another_way_beside_others_are_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU, where what reads rows from buffers is compiled with what computes with them."""
+    """Rows that depend on their batch are noticed: on a GPU, reads from buffers are compiled with the products."""
 
     def found() -> list[str]:
         program = _program(name, device="H100")
@@ -75,7 +75,7 @@ def test_rows_that_are_computed_in_another_way_beside_others_are_noticed(
 
 @pytest.mark.parametrize("device", ["v5e", "H100"])
 def test_products_that_are_rounded_are_noticed(device: str) -> None:
-    """A decoder layer in float32 of default precision: bfloat16 on TPUs, TF32 on GPUs."""
+    """Rounded products are noticed: by default a float32 decoder layer uses bfloat16 on TPUs and TF32 on GPUs."""
     name = "decoder layer, state"
     default = Precision(matmul_precision="default")
     assert _found(_program(name, precision=FLOAT32, device=device), precision=FLOAT32, device=device) == []
@@ -84,7 +84,7 @@ def test_products_that_are_rounded_are_noticed(device: str) -> None:
 
 
 def test_layers_that_are_not_passed_by_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The served loop with both ways computed, and one chosen."""
+    """Layers that are not skipped are noticed: the served loop computes both branches and selects one."""
 
     def both(is_first: jax.Array, first: Callable[..., Any], second: Callable[..., Any], *given: Any) -> Any:
         return jax.tree.map(lambda one, other: jnp.where(is_first, one, other), first(*given), second(*given))
@@ -95,7 +95,7 @@ def test_layers_that_are_not_passed_by_are_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_statistics_that_are_exchanged_one_by_one_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five arrays that are gathered instead of one."""
+    """Statistics exchanged one by one are noticed: five arrays are gathered instead of one."""
 
     def one_by_one(made: Any) -> Any:
         return jax.tree.map(lambda values: jax.lax.all_gather(values, partitioning.PARTS), made)
@@ -107,7 +107,7 @@ def test_statistics_that_are_exchanged_one_by_one_are_noticed(monkeypatch: pytes
 
 
 def test_a_table_that_is_brought_to_every_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The served loop on four GPUs, with an embedding that is looked up as XLA likes it."""
+    """A table sent to every device is noticed: the served loop on four GPUs with XLA's default embedding look-up."""
     assert _found(_served(device="H100", count=4), device="H100") == []
     monkeypatch.setattr(network, "looked_up", functools.partial(jnp.take, axis=0))
     assert _found(_served(device="H100", count=4), device="H100") == [
@@ -116,7 +116,7 @@ def test_a_table_that_is_brought_to_every_device_is_noticed(monkeypatch: pytest.
 
 
 def test_the_compilers_bytes_of_a_head_are_those_of_the_forecast() -> None:
-    """What deciding about one row reads is what `device_forecast` counts for a head asked once, within a twentieth."""
+    """Deciding on one row reads as many bytes as `device_forecast` counts for one head call, within a twentieth."""
     config = LARGE_MODELS["T5-large"]
     placement = Placement(described.devices("v5e", 1), config)
     run = functools.partial(decide, vocab_axis=1, measure=MEASURES["softmax"], precision=_BFLOAT16)
@@ -132,7 +132,7 @@ def test_the_compilers_bytes_of_a_head_are_those_of_the_forecast() -> None:
 
 @pytest.mark.parametrize("rows", [16, 256])
 def test_logits_stay_on_the_chip(rows: int) -> None:
-    """A TPU has none of them in its memory, of few rows or of many; a GPU holds at most 32 MiB at a time."""
+    """A TPU keeps no logits in its memory, for few rows or many; a GPU keeps at most 32 MiB at a time."""
     config = LARGE_MODELS["Llama 3.2 1B"]
     run = functools.partial(decide, vocab_axis=0, measure=MEASURES["softmax"], precision=_BFLOAT16)
     for device, most in (("v5e", 1 << 20), ("H100", 34 << 20)):

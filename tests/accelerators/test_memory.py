@@ -1,4 +1,4 @@
-"""What programs hold of a device's memory, by their compilers, against what `decoding/memory.py` forecasts."""
+"""Device memory of programs, as their compilers report it, against the forecast of `decoding/memory.py`."""
 
 import pytest
 
@@ -22,7 +22,7 @@ _SOURCE, _STEPS = 512, 64
 @pytest.mark.parametrize("model", ["T5", "Llama"])
 @pytest.mark.parametrize("device", ["v5e", "H100"])
 def test_single_prompts_take_no_more_than_forecast(device: str, model: str) -> None:
-    """Weights, what the prompt and the output leave, and all that is intermediate on the way."""
+    """Single prompts need no more than the forecast for weights, KV cache and all intermediate arrays."""
     config = MODELS[model]
     placement = Placement(described.devices(device, 1), config)
     program = served(config, _BFLOAT16, placement, rule=ExitRule(confidence="state"), source=_SOURCE, steps=_STEPS)
@@ -35,7 +35,7 @@ def test_single_prompts_take_no_more_than_forecast(device: str, model: str) -> N
 @pytest.mark.parametrize("model", ["T5", "Llama"])
 @pytest.mark.parametrize("device", ["v5e", "H100"])
 def test_prefill_takes_no_more_than_forecast(device: str, model: str) -> None:
-    """Four long prompts at a time; biases by position are not looked up pair by pair, which takes TPUs 134 MB."""
+    """Prefill of four long prompts fits the forecast; position biases are not looked up by pair (134 MB on TPUs)."""
     config = MODELS[model]
     placement = Placement(described.devices(device, 1), config)
     need = least_need(config, Demand(num_branches=1, steps=1, source=_SOURCE, rows=4, precision=_BFLOAT16))
@@ -47,7 +47,7 @@ def test_prefill_takes_no_more_than_forecast(device: str, model: str) -> None:
 
 
 def test_each_of_four_devices_has_its_part_of_the_weights() -> None:
-    """As `check_devices` counts it, which refuses a model that does not fit; and a few numbers of the prompt."""
+    """Each of four devices holds its share of the weights, as `check_devices` counts it, and a few more numbers."""
     config = MODELS["T5"]
     placement = Placement(described.devices("v5e", 4), config)
     program = served(config, _BFLOAT16, placement, rule=ExitRule(confidence="classifier"))

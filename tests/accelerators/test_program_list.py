@@ -1,4 +1,4 @@
-"""The list of programs is whole: whatever is compiled for a device anywhere is in it. Needs no compiler of any."""
+"""The list of programs has every function that is compiled for a device. This test needs no compiler."""
 
 import ast
 import pathlib
@@ -12,7 +12,7 @@ from benchmarks.programs import LARGE_MODELS, MODELS, Program, large_programs, p
 from calm_beam.precision import Precision
 
 _PACKAGE = pathlib.Path(calm_beam.__file__).parent
-# Arrays of one type and shape, whatever the program.
+# Arrays of one type and shape for every program.
 _BFLOAT16 = Precision(dtype="bfloat16")
 
 
@@ -37,24 +37,24 @@ def _listed(model: str) -> list[Program]:
 
 
 def test_every_compiled_function_is_listed() -> None:
-    """A step that is added, and not listed, is named here."""
+    """A compiled step that is missing from the list is named here."""
     listed: set[Any] = {
         (program.function.__wrapped__.__module__, program.function.__wrapped__.__name__) for program in _listed("Llama")
     }
     assert len(_compiled_functions()) > 20
-    # Certified heads are native code's, for CPUs.
+    # Certified heads are native code, for CPUs.
     assert _compiled_functions() - listed == {("calm_beam.decoding.xla.steps", "certify_rows")}
 
 
 @pytest.mark.parametrize("model", list(MODELS))
 def test_names_tell_programs_apart(model: str) -> None:
-    """No two programs of a model have one name, by which they are chosen and told in tables."""
+    """No two programs of a model have the same name, by which they are chosen and shown in tables."""
     names = [program.name for program in _listed(model)]
     assert len(set(names)) == len(names) > 30
 
 
 def test_what_is_given_away_is_given_away() -> None:
-    """The buffers that a program is said to write into are those that its function gives away, and no others."""
+    """The buffers that a program is listed as writing into are those that its function donates, and no others."""
     for program in _listed("T5"):
         with program.placement.running():
             traced = program.function.trace(*program.arguments, **program.options)
@@ -64,7 +64,7 @@ def test_what_is_given_away_is_given_away() -> None:
 
 
 def test_large_models_have_their_largest_programs() -> None:
-    """T5-large's served loop, with exits at some layers and at all, and its prefill; with a sum for each head."""
+    """T5-large's served loop, with exits at some layers or all, and its prefill are listed; each head has a sum."""
     some, every, admit = large_programs(LARGE_MODELS["T5-large"], _BFLOAT16, devices=jax.local_devices()[:1])
     assert (some.conditionals, every.conditionals) == (3, 23)
     assert admit.donated_bytes > 24 * 2 * 16 * 16 * 128 * 64 * 2

@@ -1,4 +1,4 @@
-"""Makes `t5x_bfloat16.npz`: what T5X's own network predicts in bfloat16 on the golden inputs of the tiny model.
+"""Makes `t5x_bfloat16.npz`: the predictions of T5X's own network in bfloat16 on the golden inputs of the tiny model.
 
     CALM_BEAM_GOLDENS=goldens python -m tests.calm_beam.make_t5x_bfloat16 T5X
 
@@ -26,7 +26,7 @@ _LAYERS = 8
 
 
 def main() -> None:
-    """Writes the file beside this one."""
+    """Writes the file next to this one."""
     network = _network(pathlib.Path(sys.argv[1]) / "t5x/examples/t5")
     goldens = pathlib.Path(os.environ["CALM_BEAM_GOLDENS"])
     arrays, inputs = (dict(np.load(goldens / f"tiny_{name}.npz")) for name in ("params", "inputs"))
@@ -58,7 +58,7 @@ def main() -> None:
                 {"params": flax.traverse_util.unflatten_dict(kept, sep="/")},
                 inputs["encoder_input_tokens"],
                 decoder_inputs,
-                # Targets make masks alone: no position is padding.
+                # Targets are used for masks only: no position is padding.
                 jnp.ones_like(decoder_inputs),
                 enable_dropout=False,
             )
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _network(folder: pathlib.Path) -> Any:
-    """Returns T5X's module of that name, without the package around it."""
+    """Returns the T5X module with this name, without its package."""
     for name in ("t5x", "t5x.examples", "t5x.examples.t5"):
         sys.modules[name] = types.ModuleType(name)
     for name in ("layers", "network"):

@@ -1,4 +1,4 @@
-"""Where caches are."""
+"""The folders of caches."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from calm_beam.storage import cache_folder
 
 
 def test_the_first_name_that_is_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches are in the folder that the user names, else where the system keeps them; empty names are none."""
+    """Caches are in the folder that the user names, else in the system's; empty names do not count."""
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.delenv("CALM_BEAM_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "")

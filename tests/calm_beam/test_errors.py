@@ -1,4 +1,4 @@
-"""Every error class of ours has the one base class."""
+"""All our error classes have one base class."""
 
 import importlib
 import pkgutil
@@ -29,7 +29,7 @@ def _defined_errors() -> list[type[Exception]]:
 
 
 def test_all_errors_have_one_base() -> None:
-    """So who calls us can tell our words from a defect; failures of workers are told apart by it too."""
+    """With one base class, callers and workers can distinguish our messages from defects."""
     errors = _defined_errors()
     assert DataError in errors
     assert len(errors) > 15
@@ -38,5 +38,5 @@ def test_all_errors_have_one_base() -> None:
 
 @pytest.mark.parametrize("base", [ValueError, CalmBeamError])
 def test_built_in_bases_stay(base: type[Exception]) -> None:
-    """Who catches the built-in that fits goes on to do so."""
+    """Callers that catch the fitting built-in class still do."""
     assert issubclass(DataError, base)

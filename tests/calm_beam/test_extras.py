@@ -1,4 +1,4 @@
-"""Names of packages that are imported when they are first used."""
+"""Names of packages that are imported on first use."""
 
 import ast
 import importlib
@@ -11,7 +11,7 @@ _PACKAGES = ["calm_beam.checkpoints", "calm_beam.inputs", "calm_beam.serving"]
 
 @pytest.mark.parametrize("package", _PACKAGES)
 def test_type_checkers_are_told_of_the_same_names(package: str) -> None:
-    """Every name that is imported for type checkers alone comes from the same module when it is used."""
+    """Every name imported for type checkers alone comes from the same module when it is used."""
     module = importlib.import_module(package)
     assert module.__file__ is not None
     (for_types,) = (
@@ -32,7 +32,7 @@ def test_type_checkers_are_told_of_the_same_names(package: str) -> None:
 
 @pytest.mark.parametrize("package", _PACKAGES)
 def test_other_names_are_not_there(package: str) -> None:
-    """A name that a package does not have is missing as from any module."""
+    """An unknown name is missing as from any module."""
     module = importlib.import_module(package)
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'no_such_name'"):
         _ = module.no_such_name

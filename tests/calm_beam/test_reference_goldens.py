@@ -1,6 +1,6 @@
-"""Decodes and activations of the published implementation, where they are at hand.
+"""Decodes and activations of the published implementation, if they are available.
 
-The environment variable CALM_BEAM_GOLDENS names a folder with a small T5X checkpoint and what the reference made of it;
+The environment variable CALM_BEAM_GOLDENS names a folder with a small T5X checkpoint and the reference's outputs;
 without it, these tests are skipped.
 """
 
@@ -36,7 +36,7 @@ _DECODES = [
     ("paper_decay", "softmax_diff"),
     ("paper_decay", "meta"),
 ]
-# Either variant and a schedule; differences of one logit, scores of the classifier, states.
+# Both variants and a schedule; differences of one logit, scores of the classifier, states.
 _SAMPLE = sampled(_DECODES, keep=(0, 5, 7, 8))
 _STEPS = 24
 
@@ -74,7 +74,7 @@ def _sweep(name: str, method: str) -> list[PromptResult]:
 
 
 def test_the_checkpoint_has_the_references_arrays() -> None:
-    """The T5X folder holds the arrays that were saved plainly, bit by bit."""
+    """The T5X folder has the arrays that were saved directly, bit by bit."""
     arrays = _load("params")
     assert _checkpoint().arrays.keys() == arrays.keys()
     for name, array in arrays.items():
@@ -113,7 +113,7 @@ def test_every_output_as_it_is_served_is_the_references(name: str, method: str) 
 
 @pytest.mark.parametrize(("name", "method"), _SAMPLE)
 def test_the_full_model_is_the_references(name: str, method: str) -> None:
-    """Whatever the rule, the full model's lane has the reference's tokens at full depth."""
+    """Under any rule, the full model's branch has the reference's tokens at full depth."""
     inputs = _load("inputs")
     for prompt, result in enumerate(_sweep(name, method)):
         length = inputs["full/length"][prompt]
@@ -143,7 +143,7 @@ def test_activations_are_the_references(example: int) -> None:
 
 
 def test_in_bfloat16_t5x_is_as_far_from_us_as_from_itself() -> None:
-    """Teacher-forced, no two implementations in bfloat16 agree to the bit: ours is nearer to float32 than T5X's own is.
+    """In bfloat16, teacher-forced predictions agree to no bit; ours are nearer to float32 than T5X's own are.
 
     Where predictions differ, the two best are nearly equally likely. In float32 there is no difference at all.
     """
@@ -182,7 +182,7 @@ def test_in_bfloat16_t5x_is_as_far_from_us_as_from_itself() -> None:
 
 @pytest.mark.parametrize(("name", "method"), _DECODES)
 def test_plain_numpy_agrees_with_the_reference(name: str, method: str) -> None:
-    """The naive model that other tests compare with has the reference's tokens and exits, for a prompt each way."""
+    """The naive model of other tests has the reference's tokens and exits, for a prompt each way."""
     plain = NumpyT5(_checkpoint().config, _checkpoint().arrays)
     golden = _load(f"decode_{name}")
     for prompt, lane in ((0, 2), (3, 5)):

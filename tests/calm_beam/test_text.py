@@ -15,7 +15,7 @@ from calm_beam.text import counted, printable, printable_line, written_float, wr
     ("number", "words"), [(0, "0 losses"), (1, "1 loss"), (2, "2 losses"), (1000, "1,000 losses"), (-1, "-1 losses")]
 )
 def test_only_one_is_one(number: int, words: str) -> None:
-    """One thing is named in the singular, any other number of them in the plural."""
+    """One thing is in the singular, any other number of them in the plural."""
     assert counted(number, "loss", several="losses") == words
 
 
@@ -32,7 +32,7 @@ _NO_NUMBERS = (
 
 @pytest.mark.parametrize("text", _NO_NUMBERS)
 def test_what_is_no_number(text: str) -> None:
-    """Underscores, other scripts' digits and blanks, and all that other languages would not read, are refused."""
+    """Underscores, digits and spaces of other scripts, and other forms that only Python reads, are refused."""
     with pytest.raises(ValueError, match="not a number"):
         written_float(text)
     with pytest.raises(ValueError, match="not a whole number"):
@@ -40,7 +40,7 @@ def test_what_is_no_number(text: str) -> None:
 
 
 def test_what_is_a_number() -> None:
-    """Decimal numbers are read as Python reads them, blanks of ASCII around them aside."""
+    """Decimal numbers are read as in Python, with ASCII spaces around them."""
     texts = ("0", "-0.0", "+1", ".5", "5.", "1e-3", "1E+3", " 0.25\r\n", "\t7", "00.1", "1e-400")
     for text in texts:
         assert written_float(text) == float(text)
@@ -55,7 +55,7 @@ def test_what_is_a_number() -> None:
 @pytest.mark.parametrize("kind", [float, int, numbers, share, whole_number(0)])
 @pytest.mark.parametrize("text", ["1_0e-1_0", "0_1", "٠", "١%", "1_0"])
 def test_flags_read_numbers_strictly(kind: type, text: str) -> None:
-    """Every type of flag that reads numbers refuses what only Python reads, in groups too."""
+    """Every numeric type of flag refuses numbers that only Python reads, in groups too."""
     parser = FlagParser(prog="x")
     parser.add_argument("--here", type=kind)
     parser.add_argument_group("group").add_argument("--there", type=kind)
@@ -68,7 +68,7 @@ _DIRECTIONS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u206
 
 
 def test_no_control_of_a_terminal_is_left() -> None:
-    """Of all characters, no control, separator of lines, mark of direction or half of a pair is shown as it is."""
+    """Every control, line separator, direction mark and half of a surrogate pair is escaped."""
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     for shown, kept in ((printable(everything), "\t\n"), (printable_line(everything), "")):
         left = {character for character in shown if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")}
@@ -79,11 +79,11 @@ def test_no_control_of_a_terminal_is_left() -> None:
 
 @pytest.mark.parametrize("text", ["", "plain", "été 東京 עברית العربية 👩‍🔬", "[red]brackets[/]", "a\\x1b"])
 def test_other_text_stays_as_it_is(text: str) -> None:
-    """Letters of every script, joined symbols, brackets and backslashes included."""
+    """Letters of every script, joined symbols, brackets and backslashes are unchanged."""
     assert printable(text) == printable_line(text) == text
 
 
 def test_what_is_escaped_can_be_read() -> None:
-    """Characters are shown as Python writes them; lines of a text stay lines, a value stays in one."""
+    """Characters are escaped as in Python; lines of a text stay lines, a value stays on one."""
     assert printable("a\x1b[31mb\r\x7f\x9b\n\u202ec\ud800") == "a\\x1b[31mb\\r\\x7f\\x9b\n\\u202ec\\ud800"
     assert printable_line("a\nb\tc\u2028") == "a\\nb\\tc\\u2028"

@@ -1,4 +1,4 @@
-"""What leaves code of the user is an error of ours that names it."""
+"""Exceptions of user code become one of our errors, with the code's name."""
 
 import asyncio
 import re
@@ -42,21 +42,21 @@ def _named(said: str) -> CalmBeamError:
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_every_exception_is_named(raised: BaseException, said: str) -> None:
-    """Whatever leaves the context is the cause of an error of ours, which says it in one line."""
+    """Every exception in the context becomes the cause of one of our errors, in one line."""
     with pytest.raises(CalmBeamError, match=f"^{re.escape(f'their function: {said}')}$") as caught, UserCode(_named):
         raise raised
     assert caught.value.__cause__ is raised
 
 
 def test_nothing_raised_changes_nothing() -> None:
-    """A context that is left in the usual way does nothing."""
+    """A context without an exception does nothing."""
     with UserCode(_named):
         value = 1
     assert value == 1
 
 
 def test_errors_of_ours_may_pass() -> None:
-    """Errors that the caller names pass as they are."""
+    """Our own errors pass unchanged if the caller names them."""
     with pytest.raises(DataError, match=r"^of ours$"), UserCode(_named, passing=DataError):
         raise DataError("of ours")
 
@@ -85,7 +85,7 @@ def test_ctrl_c_comes_to_no_other_thread() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    """No message grows with what a function returned or raised."""
+    """Long returned or raised texts are cut in messages."""
     assert shown("a" * 10_000) == "'" + "a" * 499 + "…"
     assert text_of(ValueError("b" * 10_000)) == "b" * 500 + "…"
     assert shown(_Mute()) == "(its text is not available)"

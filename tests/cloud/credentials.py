@@ -1,6 +1,6 @@
 """Credentials that open nothing: a service account whose tokens come from a server on this machine.
 
-Without any, each process that uses a client of Google's searches for some 20 s.
+Without credentials, each process that uses one of Google's clients searches for some 20 s.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ PROJECT = "calm-beam-tests"
 
 
 class _TokenHandler(http.server.BaseHTTPRequestHandler):
-    """Gives a token to whoever asks."""
+    """Gives a token for every request."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -59,4 +59,4 @@ class _TokenHandler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""

@@ -1,4 +1,4 @@
-"""A stand-in for Dataflow's REST service: takes jobs, runs none, and says of each what a test wants to hear."""
+"""A fake of Dataflow's REST service, which accepts jobs, runs none, and reports the state that a test sets."""
 
 import contextlib
 import http.server
@@ -16,10 +16,10 @@ class DataflowService:
 
     Attributes:
       endpoint: Value of `--dataflow_endpoint`.
-      jobs: The jobs that were submitted, in order, as their JSON says.
-      final_state: Of every job, whenever somebody asks.
+      jobs: The jobs that were submitted, in order, as JSON.
+      final_state: Reported state of every job.
       errors: Error messages of every job.
-      was_asked: Set when somebody asks for the state of a job.
+      was_asked: Set when a client requests the state of a job.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class DataflowService:
         self.was_asked = threading.Event()
 
     def answer(self, method: str, target: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        """Returns status and content of the answer to a request; 501 to one that is not known."""
+        """Returns status and content of the response to a request; 501 for an unknown one."""
         match = _JOBS.fullmatch(target.partition("?")[0])
         if match is None:
             return 501, {"error": {"code": 501, "message": f"the stand-in does not know {method} {target}"}}
@@ -72,11 +72,11 @@ def serving_dataflow() -> Iterator[DataflowService]:
         do_GET = do_POST = do_PUT = _handle  # noqa: N815 - names of http.server
 
         def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    # Beam takes REST, and plain HTTP, for an address that says localhost.
+    # Beam uses REST and plain HTTP for an address with localhost.
     service.endpoint = f"http://localhost:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()

@@ -1,8 +1,8 @@
-"""A proxy before the emulator that does what it leaves out: preconditions, generations, pages, and failures on demand.
+"""A proxy before the emulator that adds what it lacks: preconditions, generations, pages, and failures on demand.
 
-The emulator takes `ifGenerationMatch` and writes all the same, so that of many writers who each demand that no file be
-there yet, every one wins. Here the real service's answer, 412, is given. What the guard does not know it refuses with
-501: a test that passes by accident is worse than none.
+The emulator accepts `ifGenerationMatch` and ignores it, so that of many writers that each require a missing file, every
+one wins. The guard gives the real service's answer, 412. It refuses unknown requests with 501: a test that passes by
+accident is worse than none.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Fault:
     Attributes:
       status: The HTTP status.
       method: Method of the requests that fail.
-      part: Text that their address holds, unquoted.
+      part: Text in their unquoted address.
       times: How many fail.
       is_late: Whether the emulator has carried the request out before the answer is lost.
     """
@@ -58,11 +58,11 @@ class Guard:
     """The proxy's state, which tests read and set.
 
     Attributes:
-      url: Where it listens.
+      url: Its address.
       requests: Method and unquoted address of every request so far.
       faults: Answers to give instead of the emulator's, from now on.
       corrupted: Names of objects whose content arrives with one bit changed.
-      damage: Bytes of uploads that arrive changed, and what they become; None for none.
+      damage: Bytes of uploads that arrive changed, and their replacement; None for no damage.
       page_size: Most objects in one answer to a listing.
       before: Called with method, unquoted address and body of every request, before it is answered.
     """
@@ -86,7 +86,7 @@ class Guard:
         self.before = None
 
     def answer(self, method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> _Answer:
-        """Returns what a request gets."""
+        """Returns the response to a request."""
         place = urllib.parse.unquote(target)
         if self.before is not None:
             self.before(method, place, body)
@@ -118,7 +118,7 @@ class Guard:
         if query.get("generation", generation) != generation:
             return _error(404, f"No such object: {bucket}/{name}")
         if expected is not None and expected != (generation or "0"):
-            # The real service says 404 to who reads what is not there.
+            # The real service answers 404 to a client that reads a missing object.
             status = 404 if method == "GET" and generation is None else 412
             return _error(status, "At least one of the pre-conditions you specified did not hold.")
         if self.damage is not None and parts.path.startswith("/upload/"):
@@ -160,7 +160,7 @@ class Guard:
 
 
 def _object_of(path: str, query: dict[str, str], body: bytes) -> tuple[str, str]:
-    """Returns bucket and name of the object that a request is about; texts that are empty where it is about none."""
+    """Returns bucket and name of the object that a request is about, or empty texts."""
     pieces = path.split("/b/", 1)
     if len(pieces) < 2:
         return "", ""
@@ -168,7 +168,7 @@ def _object_of(path: str, query: dict[str, str], body: bytes) -> tuple[str, str]
     name = urllib.parse.unquote(rest[1:])
     for verb in ("/copyTo/b/", "/rewriteTo/b/"):
         if verb in rest:
-            # What is written decides.
+            # Content that is written decides.
             bucket, _, name = urllib.parse.unquote(rest.split(verb, 1)[1]).partition("/o/")
     if path.startswith("/upload/"):
         name = query.get("name") or _name_in(body)
@@ -176,7 +176,7 @@ def _object_of(path: str, query: dict[str, str], body: bytes) -> tuple[str, str]
 
 
 def _name_in(body: bytes) -> str:
-    """Returns the object's name in the JSON that an upload begins with, alone or as the first of several parts."""
+    """Returns the object's name in the JSON at the start of an upload, alone or as the first of several parts."""
     text = body[body.index(b"{") :].decode("utf-8", errors="replace")
     content, _ = json.JSONDecoder().raw_decode(text)
     return str(content["name"])
@@ -225,7 +225,7 @@ def serving_guard(emulator_port: int) -> Iterator[Guard]:
 
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
-    # Racers all come at once.
+    # Racing requests all arrive at once.
     request_queue_size = 64
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for Google's Pub/Sub on this machine: topics, subscriptions, and messages that come until acknowledged."""
+"""A fake of Google's Pub/Sub on this machine: topics, subscriptions, and redelivery until acknowledged."""
 
 import contextlib
 import datetime
@@ -13,7 +13,7 @@ from google.pubsub_v1 import types
 
 
 class MessageService:
-    """The service's state. What it does not know, it refuses: grpc answers UNIMPLEMENTED.
+    """The service's state. Unknown calls are refused: grpc answers UNIMPLEMENTED.
 
     Attributes:
       address: Value of `PUBSUB_EMULATOR_HOST`.
@@ -67,7 +67,7 @@ class MessageService:
         return Empty()
 
     def handler(self, name: str) -> grpc.RpcMethodHandler:
-        """Returns what answers the calls of one method."""
+        """Returns the handler for the calls of one method."""
         request, response, answer = self.answers[name]
 
         def locked(message: Any, _context: grpc.ServicerContext) -> Any:

@@ -1,4 +1,4 @@
-"""Starting the emulator, the guard and the credentials, and pointing this process and its children at them."""
+"""Starts the emulator, the guard and the credentials, and points this process and its children at them."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ class CloudService:
             "STORAGE_EMULATOR_HOST": self.guard.url,
             "GOOGLE_APPLICATION_CREDENTIALS": str(self.credentials),
             "GOOGLE_CLOUD_PROJECT": PROJECT,
-            # Nobody looks for a metadata server, which takes seconds where there is none.
+            # No client looks for a metadata server, which takes seconds if there is none.
             "NO_GCE_CHECK": "true",
         }
 
@@ -43,9 +43,9 @@ def serving_cloud(folder: pathlib.Path) -> Iterator[CloudService]:
     """Gives a service on free ports of this machine until the block ends.
 
     Args:
-      folder: For the credentials.
+      folder: Folder for the credentials.
     """
-    # It logs errors for every object that is not there.
+    # It logs errors for every missing object.
     for name in ("gcp_storage_emulator", "api"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
@@ -66,5 +66,5 @@ def make_bucket(service: CloudService, name: str) -> str:
 
 
 def raw_client(service: CloudService) -> google.cloud.storage.Client:
-    """Returns a client of Google's, to look at the service from outside of the code under test."""
+    """Returns one of Google's clients, for a look at the service that does not use the code under test."""
     return google.cloud.storage.Client(project=PROJECT, client_options={"api_endpoint": service.guard.url})

@@ -1,4 +1,4 @@
-"""The decoders of others that examples adapt are swept and certified; those whose package is absent are skipped."""
+"""Example adapters for third-party decoders are swept and certified; those whose package is absent are skipped."""
 
 import pathlib
 import re
@@ -21,7 +21,7 @@ _TEXTS = ("the cat sat", "the dog ran", "a cat and a dog", "the mat")
 def test_the_page_runs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The code of the page about decoders that are not ours runs as it stands, in its order, and proves a setting."""
+    """The code of the page about external decoders runs unchanged, in order, and proves a setting."""
     page = (_ROOT / "docs" / "how-to" / "sweep-any-decoder.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S))
     write_rows(tmp_path / "data.jsonl", [{"id": f"e{i}", "input": f"one two three {i}"} for i in range(60)])
@@ -36,7 +36,7 @@ def _example(name: str) -> dict[str, Any]:
 
 
 def _swept(decoder: Any, settings: tuple[Any, ...], folder: pathlib.Path) -> Any:
-    """Sweeps a decoder over a few texts, and returns the manifest of what was certified of them."""
+    """Sweeps a decoder over a few texts, and returns the manifest of their certification."""
     data = write_rows(folder / "data.jsonl", [{"id": f"e{i}", "input": text} for i, text in enumerate(_TEXTS)])
     sweep(data, folder / "swept", decoder=decoder, settings=settings, decoder_name="adapted", batch_size=2)
     manifest = calm.certify(outputs=folder / "swept", metric="token_f1", delta=0.9, output=folder / "swept")
@@ -46,7 +46,7 @@ def _swept(decoder: Any, settings: tuple[Any, ...], folder: pathlib.Path) -> Any
 
 
 def test_thinking_budget(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example about thinking proves for each tolerance the least budget that is safe, and what it costs."""
+    """The example about thinking proves the least safe budget for each tolerance, with its cost."""
     runpy.run_path(str(_FOLDER / "thinking_budget.py"), run_name="__main__")
     told = re.findall(r"delta ([\d.]+): budget (\d+), (\d+) tokens, risk ([\d.]+)", capsys.readouterr().out)
     assert [(delta, budget) for delta, budget, _, _ in told] == [("0.02", "800"), ("0.1", "400")]
@@ -54,7 +54,7 @@ def test_thinking_budget(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctranslate2(tmp_path: pathlib.Path) -> None:
-    """CTranslate2 answers at three precisions, each at its cost; a precision that the machine has not is an error."""
+    """CTranslate2 answers at three precisions, each with its cost; a precision that the machine lacks is an error."""
     ctranslate2 = pytest.importorskip("ctranslate2")
     vocabulary = train_vocabulary(tmp_path / "pieces.model")
     _write_ctranslate2(ctranslate2, tmp_path / "model", vocabulary)
@@ -132,7 +132,7 @@ def llama(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_transformers(llama: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A model of transformers is read after fewer layers, as a model is that has no more; all layers come back."""
+    """Fewer layers of a transformers model give what a model with only those layers gives; then all layers are back."""
     import torch
     import transformers
 
@@ -152,7 +152,7 @@ def test_transformers(llama: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 def test_economize(llama: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """CALM of economize is swept at its thresholds: at 1 it answers as the model does, at 0 as somebody else."""
+    """CALM from economize is swept at its thresholds: at 1 it answers as the full model, at 0 it does not."""
     pytest.importorskip("economize")
     adapted = _example("economize_calm")["EconomizeCalm"]
     decoder = adapted(str(llama), max_new_tokens=5)
@@ -167,7 +167,7 @@ def test_economize(llama: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 def test_packages_are_imported_where_they_are_used() -> None:
-    """Every adapter can be imported, and travels to workers, where its package is not installed."""
+    """Every adapter can be imported, and pickled for workers, without its package."""
     for name in ("transformers_exits", "economize_calm", "ctranslate2_precisions"):
         source = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
         assert not re.search(r"^(import|from) (torch|transformers|economize|ctranslate2)", source, re.M)

@@ -1,4 +1,4 @@
-"""What `--accelerator` names."""
+"""`--accelerator`: its values become hints and service options."""
 
 import argparse
 import re
@@ -74,7 +74,7 @@ def test_tpus_are_service_options(text: str, option: str, machine: str) -> None:
     ],
 )
 def test_what_is_no_accelerator(text: str, message: str) -> None:
-    """A misspelled or incomplete accelerator is refused with its text: Dataflow would find out after minutes."""
+    """A misspelled or incomplete accelerator is refused with its text, since Dataflow would fail only after minutes."""
     with pytest.raises(argparse.ArgumentTypeError, match=re.escape(message)) as caught:
         parse_accelerator(text)
     assert repr(text) in str(caught.value)

@@ -1,4 +1,4 @@
-"""Every command that holds a model against a manifest finds the same."""
+"""All commands that compare a model with a manifest agree."""
 
 import dataclasses
 import pathlib
@@ -96,7 +96,7 @@ def test_nobody_disagrees(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What `inspect` says belongs together is what `Generator`, `generate` and `verify` take, and nothing else."""
+    """A model and manifest that `inspect` matches, and no others, are taken by `Generator`, `generate` and `verify`."""
     ours = folder / "ours.model"
     manifest = change(build_served_manifest(load_checkpoint(folder / "model"), vocabulary=Vocabulary(ours)))
     write_manifest(manifest, tmp_path / "manifest.json")
@@ -108,14 +108,14 @@ def test_nobody_disagrees(
         "verify": [f"--manifest={tmp_path}", f"--data={folder / 'rows.jsonl'}"],
     }
     if message is None:
-        # What verify does then takes its time, and is told elsewhere.
+        # The rest of verify takes time and is tested elsewhere.
         del commands["verify"]
         Generator.from_manifest(manifest, folder / model, vocabulary=named)
     else:
         with pytest.raises(ManifestError, match=message):
             Generator.from_manifest(manifest, folder / model, vocabulary=named)
         if change is _oracle:
-            # Analysed on fresh data it may be, as it was calibrated.
+            # Analysis of fresh data may run, as it was calibrated.
             del commands["verify"]
     for command, arguments in commands.items():
         status = main([command, *arguments, *flags])
@@ -124,6 +124,6 @@ def test_nobody_disagrees(
         assert ("It belongs to the model in" in printed.out) == (message is None and command == "inspect")
         if message is not None:
             assert message in printed.err or command == "verify"
-            # What the model takes may be said before.
+            # The line about how many tokens the model takes may come first.
             assert f"\ncalm-beam {command}: " in f"\n{printed.err}"
             assert printed.out == ""

@@ -1,4 +1,4 @@
-"""What bad input gets: a message with the offending value and what was expected, and nothing written."""
+"""Bad input gets a message with the offending value and what was expected, and nothing is written."""
 
 import dataclasses
 import gzip
@@ -60,7 +60,7 @@ def place(tmp_path: pathlib.Path) -> _Place:
 
 
 def _run(place: _Place, *flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Returns the exit status and what stderr says."""
+    """Returns the exit status and stderr."""
     status = main([*place.flags, *flags])
     printed = capsys.readouterr()
     assert status == 0 or printed.out == ""
@@ -68,7 +68,7 @@ def _run(place: _Place, *flags: str, capsys: pytest.CaptureFixture[str]) -> tupl
 
 
 def test_the_place_is_in_order(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """The twin of all tests here: left as it is, the place gives a manifest."""
+    """The unspoiled place gives a manifest (the twin of all tests here)."""
     assert _run(place, capsys=capsys)[0] == 0
     assert (place.output / "manifest.json").is_file()
 
@@ -143,7 +143,7 @@ _BAD_FLAGS = {
 def test_bad_flags(flag: str, place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong flag has status 2, names its value, and starts nothing."""
     status, message = _run(place, flag, capsys=capsys)
-    # What the model takes may be said before.
+    # The line about how many tokens the model takes may come first.
     assert "\ncalm-beam calibrate: " in f"\n{message}"
     assert _BAD_FLAGS[flag] in message
     assert status == 2
@@ -186,7 +186,7 @@ def test_bad_grid_steps(step: str, place: _Place, capsys: pytest.CaptureFixture[
 
 
 def test_a_grid_and_a_step_exclude_each_other(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two ways of giving the grid are one too many: neither is silently dropped."""
+    """A grid and a step exclude each other; neither is silently dropped."""
     status, message = _run(place, "--grid_step=0.1", capsys=capsys)
     assert status == 2
     assert "--grid_step" in message
@@ -401,17 +401,17 @@ def _metric_that_is_no_score(place: _Place) -> str:
 
 
 def two(candidate: str, references: list[str]) -> float:
-    """Returns 2, which is no score, for all but the words of the trial before a run."""
+    """Returns 2, which is not a valid score, for all texts but those of the trial before a run."""
     return 1.0 if "text" in candidate else 2.0
 
 
 def always_two(candidate: str, references: list[str]) -> float:
-    """Returns 2, which is no score."""
+    """Returns 2, which is not a valid score."""
     return 2.0
 
 
 def test_a_broken_metric_is_found_before_work_starts(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """A metric of the user's is tried once before anything is decoded."""
+    """A user's metric is tried once before anything is decoded."""
     status, message = _run(place, "--metric=tests.launch.test_bad_input:always_two", capsys=capsys)
     assert 'metric "tests.launch.test_bad_input:always_two" on example' in message
     assert "returned 2.0, expected a number in [0, 1]" in message
@@ -421,7 +421,7 @@ def test_a_broken_metric_is_found_before_work_starts(place: _Place, capsys: pyte
 
 @pytest.mark.parametrize(
     ("spoil", "flags"),
-    # One that a worker finds when it reads, when it groups, and when it decodes.
+    # Errors that a worker finds when it reads, groups and decodes.
     sampled(
         [
             (_late_text, []),
@@ -439,10 +439,10 @@ def test_a_broken_metric_is_found_before_work_starts(place: _Place, capsys: pyte
 def test_what_workers_find(
     spoil: Callable[[_Place], str], flags: list[str], place: _Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What only shows once work has started has status 1, in one line, and gives neither table nor manifest."""
+    """Errors found after work has started give status 1 and one line, and neither table nor manifest."""
     expected = spoil(place)
     status, message = _run(place, "--consistency=textual,risk", *flags, capsys=capsys)
-    # Before it, a slow machine has time to say how far it is.
+    # Before that line, a slow machine may print progress.
     *progress, error = message.splitlines()
     said = r"plan sha256:|tested by|reading|loading|compiling|decoded |engine: |\d+ entries hold each alone"
     said += r"|exits: softmax at every layer, since |caution: .* cannot be proved by"
@@ -462,7 +462,7 @@ def test_sizes_of_the_classifier_are_checked(place: _Place, capsys: pytest.Captu
 
 
 def test_an_output_below_a_file(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory that cannot be made is a failure in words, and the file in its way stays."""
+    """A directory that cannot be made is a clear failure, and the file in its way stays."""
     (place.folder / "notes").write_text("mine")
     status, message = _run(place, f"--output={place.folder / 'notes' / 'out'}", capsys=capsys)
     assert status in (1, 2)
@@ -521,7 +521,7 @@ def _make_socket(path: pathlib.Path) -> None:
 def test_what_is_no_file_is_called_by_its_kind(
     make: Callable[[pathlib.Path], None], message: str, place: _Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is there, but is no file, is not said to be missing, whichever flag names it."""
+    """A path that exists but is no file is called by its kind, not "missing", whichever flag names it."""
     data = place.folder / "x.jsonl"
     make(data)
     assert _run(place, f"--data={data}", capsys=capsys) == (2, f"calm-beam calibrate: --data {data}: {message}\n")
@@ -536,7 +536,7 @@ def test_what_is_no_file_is_called_by_its_kind(
 
 
 def test_how_files_are_named_is_said(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a pattern or a list matches nothing, the message says how both are read."""
+    """If a pattern or a list matches nothing, the message explains how both are read."""
     message = (
         "As in shells, * and ? stand for any characters, [...] for one of some, unless a file is called just that."
     )

@@ -13,7 +13,7 @@ from calm_beam.outputs import read_generations
 from tests.bleurt_builder import write_bleurt
 from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, write_vocabulary
 
-# So that they see what a model writes that was never trained: single letters, and pieces that it does not know.
+# With these pieces, metrics can read what an untrained model writes: single letters and unknown pieces.
 _LETTERS = tuple(f"{before}{letter}" for before in ("", "##") for letter in (*string.ascii_lowercase, "⁇"))
 
 
@@ -34,7 +34,7 @@ def _calibrate(place: pathlib.Path, *flags: str) -> int:
 
 
 def test_calibration_by_bleurt(place: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The manifest names the checkpoint, losses are those of its scores, clipped ones are counted aloud."""
+    """The manifest names the checkpoint, losses are those of its scores, and clipped scores are counted and printed."""
     assert _calibrate(place, f"--bleurt_checkpoint={place / 'bleurt'}") == 0
     found = re.search(
         r"workers: (\d+) scores of a metric lay outside \[0, 1\] and were clipped\.", capsys.readouterr().err
@@ -57,7 +57,7 @@ def test_calibration_by_bleurt(place: pathlib.Path, capsys: pytest.CaptureFixtur
 
 
 def test_verification_wants_the_same_checkpoint(place: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A manifest by one checkpoint is not tested by another, nor without any."""
+    """A manifest by one checkpoint is verified neither by another nor without any."""
     fresh = write_rows(place / "fresh.jsonl", [{"input": f"the hen {row['input']}"} for row in text_rows(12)])
     flags = ["verify", f"--manifest={place / 'out'}", f"--data={fresh}", "--batch_size=4"]
     assert main(flags) == 2
@@ -86,7 +86,7 @@ def test_what_bleurt_lacks_is_said_first(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without a checkpoint that can be read nothing is decoded."""
+    """Without a readable checkpoint nothing is decoded."""
     assert _calibrate(place, f"--output={tmp_path / 'out'}", *(flag.format(place=place) for flag in flags)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -115,7 +115,7 @@ def test_end_to_end(
 
 
 def test_manifest_records_what_was_asked(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Flags that change a token, and the data's patterns as given, stand in the manifest."""
+    """The manifest holds flags that change a token, and the data patterns as given."""
     flags = ("--schedule=decay", "--tau=4", "--min_exit_layer=2", "--exit_interval=2", "--p_value=hoeffding")
     more = ("--state_propagation=from_first_exit", "--risk_loss=relu", "--procedure=holm", "--seed=5")
     assert _calibrate(model, data, tmp_path / "out", *flags, *more) == 0
@@ -140,7 +140,7 @@ def test_manifest_records_what_was_asked(model: pathlib.Path, data: pathlib.Path
 def test_what_cannot_be_served_is_said(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An oracle and static layers are calibrated like any measure; only for the oracle is there a caution."""
+    """Static layers and the oracle are calibrated like any measure; a caution says that the oracle cannot be served."""
     for confidence, propagation, is_servable in (("oracle", "full_cache", False), ("static", "projected", True)):
         output = tmp_path / confidence
         flags = (f"--confidence={confidence}", f"--state_propagation={propagation}")
@@ -169,7 +169,7 @@ def test_joint_guarantee(
 def test_tails_are_held_besides_the_mean(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A tail's risk is the share of outputs that lose more, as the generations show, and everything names it."""
+    """A tail's risk is the share of outputs with a larger loss, as in the generations; all outputs name the tail."""
     assert _calibrate(model, data, tmp_path, "--consistency=textual", "--delta=0.6", "--tail=0.3", "--verbose") == 0
     shown = capsys.readouterr().out
     assert "textual > 0.3" in shown
@@ -187,7 +187,7 @@ def test_tails_are_held_besides_the_mean(
 def test_tails_of_clusters_are_no_coins(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The binomial test is refused for them before anything is decoded; another one takes their shares by default."""
+    """The binomial test is refused for tails of clusters before decoding; another test is their default."""
     data = write_rows(tmp_path / "rows.jsonl", [{**row, "page": number // 3} for number, row in enumerate(id_rows(30))])
     flags = ("--cluster_key=page", "--tail=0.3")
     assert _calibrate(model, data, tmp_path / "out", *flags, "--metric=exact_match", "--p_value=exact_binomial") == 2
@@ -220,7 +220,7 @@ def test_fractions_are_refused_by_the_binomial_test(
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith("calm-beam calibrate: exact_binomial is for losses of 0 and 1 only, but at one threshold")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"generations", "plans"}
-    # Nothing is right of what the model says.
+    # Every output of the model scores 0.
     exact = ("--metric=exact_match", "--consistency=textual")
     assert _calibrate(model, data, tmp_path / "out", binomial, *exact, "--resume") == 0
 
@@ -253,7 +253,7 @@ def test_no_safe_threshold_is_a_result(
 
 
 def test_texts_from_a_t5x_checkpoint(tmp_path: pathlib.Path) -> None:
-    """Text prompts with the vocabulary beside checkpoint folders, of which the latest is calibrated."""
+    """Text prompts are calibrated with the vocabulary next to T5X checkpoint folders, the latest of which is used."""
     write_t5x(tmp_path / "model", build_arrays(CONFIG, 1), step=900)
     latest = write_t5x(tmp_path / "model", build_arrays(CONFIG, 2), step=1000)
     write_vocabulary(tmp_path / "model" / "sentencepiece.model")
@@ -292,7 +292,7 @@ def test_own_metrics_are_imported(model: pathlib.Path, data: pathlib.Path, tmp_p
 def test_default_flags_name_the_embedded_task(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without model and data, the demo model and data are taken, and stderr says so."""
+    """Without model and data, the demo model and data are used, and stderr says so."""
     from calm_beam.inputs.demo import embedded
 
     monkeypatch.setattr(embedded, "MODEL", tmp_path / "none")
@@ -303,7 +303,7 @@ def test_default_flags_name_the_embedded_task(
 def test_overwriting_leaves_no_earlier_generation(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Neither fewer examples nor another number of shards leave old files beside the new ones."""
+    """Overwriting removes all earlier files, also with fewer examples or another number of shards."""
     fewer = write_rows(tmp_path / "fewer.jsonl", id_rows(30)[:5])
     output = tmp_path / "out"
     assert _calibrate(model, data, output, "--num_shards=3") == 0

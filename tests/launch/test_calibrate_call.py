@@ -19,7 +19,7 @@ from calm_beam.options.option import default_of
 from tests.builders import build_arrays, write_t5x
 from tests.pipelines import CONFIG, id_rows, text_rows, write_model, write_rows, write_vocabulary
 
-# What Python says by one value, and the command by several flags or by Beam's.
+# Python has one argument where the command has several flags or Beam's.
 _PYTHONS_OWN = {"model", "candidates", "guarantees", "options"}
 _SMALL: dict[str, Any] = {
     "thresholds": (0.9, 0.5, 0.2, 0.05, 0.0),
@@ -110,7 +110,7 @@ def _here(place: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Returns arguments of Python as the command line has them."""
+    """Returns Python's arguments as command-line flags."""
     return [f"--{name}" if value is True else f"--{name}={_written(value)}" for name, value in arguments.items()]
 
 
@@ -125,10 +125,10 @@ def _undated(output: str) -> dict[str, object]:
 
 
 def test_python_takes_every_option_of_the_command() -> None:
-    """The flags and the arguments are the same names with the same defaults, but for what is Python's own."""
+    """Python's arguments and the command's flags have the same names and defaults, except those only Python has."""
     arguments = inspect.signature(calm.calibrate).parameters
     flags = vars(flag_parsers()[0].parse_args([]))
-    # What files hold, and what becomes of the result, is the command line's alone.
+    # Only the command line has options about file contents and about the result's form.
     for name in ("config", "json", "log_to", "require_threshold"):
         del flags[name]
     assert arguments.keys() - _PYTHONS_OWN == flags.keys()
@@ -139,7 +139,7 @@ def test_python_takes_every_option_of_the_command() -> None:
 
 
 def test_every_option_is_in_a_kind() -> None:
-    """What the runs below compare leaves out only what names devices, formats of chats and files that are not here."""
+    """The kinds compared below use every option except devices, chat formats and files that are not available here."""
     tried = {*_SMALL, "output", *(name for kind in _KINDS.values() for name in kind)}
     untried = {name for name, _ in options_of(CalibrateRequest)} - tried
     assert untried == {
@@ -151,7 +151,7 @@ def test_every_option_is_in_a_kind() -> None:
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_the_function_is_the_command(kind: str, place: pathlib.Path) -> None:
-    """Of every kind of calibration, both write the same manifest, byte for byte but for dates, and the same risks."""
+    """For every kind of calibration, both write the same manifest, byte for byte but for dates, and the same risks."""
     if kind == "SeqIO":
         pytest.importorskip("seqio")
     if kind == "stored" and not (place / "stored").exists():
@@ -160,7 +160,7 @@ def test_the_function_is_the_command(kind: str, place: pathlib.Path) -> None:
     asked = {**_SMALL, **_KINDS[kind]}
     if kind == "stored":
         asked = {name: value for name, value in asked.items() if name in {*_KINDS[kind], "epsilon"}}
-    # Plans are listed beside generations: each of the two is the first to ask its own.
+    # Plans are listed in the folder of the generations, so each of the two runs must be the first on its own copy.
     again = {**asked, "generations": "stored again"} if kind == "stored" else asked
     assert main(["calibrate", *_flags({**asked, "output": f"{kind} command"})]) == 0
     manifest = calm.calibrate(**{**again, "output": pathlib.Path(f"{kind} call")})
@@ -191,7 +191,7 @@ def test_the_function_is_the_command(kind: str, place: pathlib.Path) -> None:
 def test_both_refuse_the_same(
     given: dict[str, Any], flag: str, argument: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
-    """The command names the flag, and Python the argument, in the same sentence; nothing is written."""
+    """Both refuse the same values in the same sentence, naming the flag or the argument; nothing is written."""
     output = str(tmp_path / "out")
     assert main(["calibrate", *_flags({**given, "output": output})]) == 2
     said = capsys.readouterr().err.splitlines()[-1].replace("argument --batch_size", "--batch_size")
@@ -211,13 +211,13 @@ def test_both_refuse_the_same(
     ],
 )
 def test_values_of_pythons_own_say_it_alone(given: dict[str, Any], message: str) -> None:
-    """What stands for several options is not given beside one of them."""
+    """An argument that replaces several options is refused together with one of them."""
     with pytest.raises(UsageError, match=message):
         calm.calibrate(**given)
 
 
 def test_what_is_said_names_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What Python is told on standard error calls options as arguments; nothing is printed as a result."""
+    """Messages on stderr name Python's arguments, and nothing is printed to stdout."""
     calm.calibrate(output=tmp_path / "out", **{**_SMALL, **_IDS, "thresholds": 0.5})
     printed = capsys.readouterr()
     assert "name it now with serve, or pass joint=True." in printed.err
@@ -225,6 +225,6 @@ def test_what_is_said_names_arguments(tmp_path: pathlib.Path, capsys: pytest.Cap
 
 
 def test_a_misspelt_argument() -> None:
-    """It is named, and so is the nearest that there is."""
+    """A misspelt argument is named with the nearest valid one."""
     with pytest.raises(TypeError, match=r"^calibrate\(\) has no argument 'detla'\. Did you mean delta\?$"):
         calm.calibrate(detla=0.1)  # type: ignore[call-arg]

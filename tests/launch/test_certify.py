@@ -1,4 +1,4 @@
-"""`calm-beam certify` from flags to files, and what other commands make of its manifest."""
+"""`calm-beam certify` from flags to files, and the other commands on its manifest."""
 
 import csv
 import dataclasses
@@ -42,7 +42,7 @@ def _certify(losses: pathlib.Path, *flags: str, output: str = "out") -> SettingM
 
 
 def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Manifest and risk table are written, the plan is printed first, and the result is told."""
+    """A certification prints the plan first, then the result, and writes manifest and risk table."""
     manifest = _certify(losses, _ORDER, "--delta=0.05,0.15")
     printed = capsys.readouterr()
     assert printed.err.splitlines()[0] == f"plan {manifest.plan.digest}"
@@ -57,7 +57,7 @@ def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str
 
 
 def test_what_is_said_of_groups(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Terminal, manifest and `inspect` say that what holds for all examples may be broken for a group."""
+    """Terminal, manifest and `inspect` warn that a promise about all examples may be broken for a group."""
     manifest = _certify(losses, _ORDER, "--delta=0.15", "--group_key=group")
     caution = "is about all examples together, and may be broken for some of the groups."
     assert caution in manifest.guarantee
@@ -77,7 +77,7 @@ def test_groups_clusters_and_tails(losses: pathlib.Path) -> None:
 
 
 def test_an_earlier_result_is_replaced_only_if_asked(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A directory with a manifest is left alone, unless --overwrite is there."""
+    """A directory with a manifest is left alone unless --overwrite is given."""
     first = _certify(losses, _ORDER, "--delta=0.05")
     assert main(["certify", f"--losses={losses}", _ORDER, "--delta=0.15", f"--output={losses.parent / 'out'}"]) == 2
     assert "holds a manifest already. Choose another directory, or pass --overwrite." in capsys.readouterr().err
@@ -123,7 +123,7 @@ def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pyt
 
 
 def test_lower_is_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A toxicity that rises from .05 to .60 is no improvement; what the files say is in plan, report and `inspect`."""
+    """A toxicity that rises from .05 to .60 is not an improvement; plan, report and `inspect` show the direction."""
     base = write_lm_eval(tmp_path / "base", {"none": [0.05] * 400}, metric="toxicity", higher=False)
     worse = write_lm_eval(tmp_path / "worse", {"none": [0.6] * 400}, metric="toxicity", higher=False)
     better = write_lm_eval(tmp_path / "better", {"none": [0.01] * 400}, metric="toxicity", higher=False)
@@ -142,7 +142,7 @@ def test_lower_is_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
     assert main(["inspect", str(output)]) == 0
     assert "toxicity,none of gsm8k (a lower score is better), against" in capsys.readouterr().out
     assert "a lower score" in (output / "report.html").read_text()
-    # Fresh runs are read the same way round, whatever flag is given.
+    # Fresh runs are read in the same direction, whatever flag is given.
     fresh = [
         f"{kind}={write_lm_eval(tmp_path / f'fresh-{kind}', {'none': [score] * 300}, metric='toxicity', first=900)}"
         for kind, score in (("base", 0.05), ("better", 0.5))
@@ -154,7 +154,7 @@ def test_lower_is_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_direction_that_nobody_says(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A metric that no file and no list knows needs the flag, which stands in the plan and changes its hash."""
+    """A metric whose direction no file or list knows needs the flag, which is part of the plan and changes its hash."""
     runs = [
         write_lm_eval(tmp_path / name, {"none": [score] * 300}, metric="quality")
         for name, score in (("a", 0.9), ("b", 0.8))
@@ -177,7 +177,7 @@ def test_a_direction_that_nobody_says(tmp_path: pathlib.Path, capsys: pytest.Cap
 
 
 def test_an_early_manifest_of_scores(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A manifest that took higher scores for better without asking verifies none of which lower are better."""
+    """An early manifest, which assumed that higher is better, verifies no metric where lower is better."""
     runs = {
         name: write_lm_eval(tmp_path / name, {"none": [score] * 300}, metric="toxicity", first=first)
         for name, score, first in (("a", 0.1, 0), ("b", 0.1, 0), ("c", 0.1, 900), ("d", 0.1, 900))
@@ -222,7 +222,7 @@ def test_clusters_of_scores(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtur
 
 
 def test_logs_without_what_was_asked(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no log says what was asked, joining by id alone is said; where both do, nothing is."""
+    """If no log holds the prompts, a message says that ids alone were joined; if both do, there is no message."""
     for number, asked in enumerate(("easy ", None)):
         runs = [write_helm(tmp_path / f"{name}{number}", [1.0] * 100, asked=asked) for name in "ab"]
         flags = [f"--baseline={runs[0]}", f"--candidates=x={runs[1]}", "--metric=exact_match", "--delta=0.1"]
@@ -268,7 +268,7 @@ _GOOD = "id,setting,loss\n1,a,0\n1,b,1\n"
 def test_malformed_input(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], text: str, flags: tuple[str, ...], message: str
 ) -> None:
-    """What is wrong with losses or flags is told, and nothing is written."""
+    """Malformed losses or flags are reported, and nothing is written."""
     path = tmp_path / "losses.csv"
     path.write_text(text)
     asked = ["certify", f"--losses={path}", "--order=a,b", "--delta=0.1", f"--output={tmp_path / 'out'}", *flags]
@@ -298,7 +298,7 @@ def test_sources_that_are_not_there(
     flags: tuple[str, ...],
     message: str,
 ) -> None:
-    """So is what is wrong with the flags that name losses or scores."""
+    """Missing files, and flags that name none, are reported, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     assert main(["certify", "--delta=0.1", *flags]) in (1, 2)
     assert message in capsys.readouterr().err
@@ -336,7 +336,7 @@ def test_runs_of_two_tasks_are_not_joined(tmp_path: pathlib.Path, capsys: pytest
 
 
 def test_a_column_of_ids_names_no_groups(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A promise for each example would prove nothing."""
+    """A column of ids is refused as a group: a promise for each example would prove nothing."""
     path = tmp_path / "losses.csv"
     path.write_text("id,setting,loss\n" + "".join(f"e{index},a,0\n" for index in range(101)))
     assert main(["certify", f"--losses={path}", "--order=a", "--delta=0.1", "--group_key=id"]) == 2
@@ -344,7 +344,7 @@ def test_a_column_of_ids_names_no_groups(tmp_path: pathlib.Path, capsys: pytest.
 
 
 def test_inspect(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The manifest is described in words; a model to compare it with is refused."""
+    """The manifest is described as text; a model to compare it with is refused."""
     manifest = _certify(losses, _ORDER, "--delta=0.15")
     capsys.readouterr()
     output = str(losses.parent / "out")
@@ -358,7 +358,7 @@ def test_inspect(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_serving_refuses_it(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither `generate` nor `Generator` takes the manifest, as a file or as a value; both say why."""
+    """`generate` and `Generator` refuse the manifest, as a file or as a value, and say why."""
     manifest = _certify(losses, _ORDER, "--delta=0.15")
     path = losses.parent / "out" / "manifest.json"
     for given in (path, manifest):
@@ -389,7 +389,7 @@ def test_verify(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_verify_on_some_of_the_same_examples(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ids that were certified and come again are told, since the same examples cannot test what they chose."""
+    """Ids that were certified and come again are reported, since examples cannot test what they chose."""
     _certify(losses, _ORDER, "--delta=0.15")
     fresh = [dataclasses.replace(row, id=f"fresh {row.id}") for row in coin_rows(600, seed=1)]
     asked = ["verify", f"--manifest={losses.parent / 'out'}"]
@@ -405,13 +405,13 @@ def test_verify_on_some_of_the_same_examples(losses: pathlib.Path, capsys: pytes
 
 
 def _part(folder: pathlib.Path, seed: int, *, wrong: float = 0.02, count: int = 60) -> pathlib.Path:
-    """Writes fresh losses with ids of their own."""
+    """Writes fresh losses with new ids."""
     rows = coin_rows(count, seed=seed, wrong=(0, 0, wrong, 0))
     return write_csv(folder / f"fresh-{seed}.csv", [dataclasses.replace(row, id=f"{seed} {row.id}") for row in rows])
 
 
 def test_verify_at_any_time(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs count together until they break a promise, which then stays broken; one without the flag is told of them."""
+    """Runs accumulate until they break a promise, which then stays broken; a run without the flag is told of them."""
     _certify(losses, _ORDER, "--delta=0.15")
     capsys.readouterr()
     folder = losses.parent
@@ -438,7 +438,7 @@ def test_verify_at_any_time(losses: pathlib.Path, capsys: pytest.CaptureFixture[
 
 
 def test_verify_at_any_time_takes_new_examples_alone(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ids that were counted come again in a file that grows: they are refused, and the state stays as it is."""
+    """Counted ids that come again in a growing file are refused, and the state does not change."""
     _certify(losses, _ORDER, "--delta=0.15")
     folder = losses.parent
     state = folder / "elsewhere.json"
@@ -471,7 +471,7 @@ def test_verify_at_any_time_takes_new_examples_alone(losses: pathlib.Path, capsy
 def test_a_state_that_cannot_be_used_is_refused(
     change: Any, status: int, message: str, losses: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A damaged state, one of another kind and one of another manifest are named, and stay as they are."""
+    """A damaged state, one of another kind and one of another manifest are named and left unchanged."""
     _certify(losses, _ORDER, "--delta=0.15")
     state = losses.parent / "out" / "verification.json"
     asked = ["verify", f"--manifest={losses.parent / 'out'}", "--anytime"]
@@ -488,7 +488,7 @@ def test_a_state_that_cannot_be_used_is_refused(
 
 
 def test_a_state_belongs_to_anytime(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Alone the flag would keep nothing; a place that does not exist is named before anything is tested."""
+    """--state without --anytime is refused, and a folder that does not exist is named before anything is tested."""
     _certify(losses, _ORDER, "--delta=0.15")
     asked = ["verify", f"--manifest={losses.parent / 'out'}", f"--losses={_part(losses.parent, 1)}"]
     assert main([*asked, "--state=x.json"]) == 2
@@ -498,7 +498,7 @@ def test_a_state_belongs_to_anytime(losses: pathlib.Path, capsys: pytest.Capture
 
 
 def test_verify_of_nothing(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no setting is safe there is nothing to break."""
+    """If no setting is safe, verify has nothing to test."""
     _certify(losses, _ORDER, "--delta=0.001")
     capsys.readouterr()
     assert main(["verify", f"--manifest={losses.parent / 'out'}", f"--losses={losses}"]) == 0
@@ -552,7 +552,7 @@ def _ids(folder: pathlib.Path, count: int) -> pathlib.Path:
 
 
 def _evaluate(folder: pathlib.Path, rows: list[LossRow], *, extra: int = 0) -> None:
-    """Writes the losses of what is asked for next into a further file, and of some others."""
+    """Writes the losses of the requested examples, and of some others, into a further file."""
     wanted = {*(folder / "out" / "next_ids.txt").read_text().splitlines()}
     known = {row["id"] for path in folder.glob("part-*.csv") for row in csv.DictReader(path.open())}
     others = sorted({row.id for row in rows} - wanted - known)[:extra]
@@ -567,7 +567,7 @@ def _watch(folder: pathlib.Path, *flags: str, losses: str = "part-*.csv", output
 
 
 def test_a_certification_round_by_round(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each call says what to evaluate next, until enough is proved; in whatever pieces losses come, the end is one."""
+    """Each call says what to evaluate next until enough is proved; the result does not depend on how losses arrive."""
     rows = coin_rows(800, wrong=(0, 0, 0.05, 0.5))
     _ids(tmp_path, 800)
     stop = ("--stop_at_setting=6bit", "--group_key=group", "--joint")
@@ -579,7 +579,7 @@ def test_a_certification_round_by_round(tmp_path: pathlib.Path, capsys: pytest.C
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["next_ids.txt", "plan.json", "plans"]
     calls = 0
     while not (tmp_path / "out" / "manifest.json").exists():
-        # Now and then more than was asked for: it waits for its round.
+        # Losses beyond the request wait for their round.
         _evaluate(tmp_path, rows, extra=30 * (calls % 3))
         assert _watch(tmp_path, *stop) == 0
         calls += 1
@@ -590,7 +590,7 @@ def test_a_certification_round_by_round(tmp_path: pathlib.Path, capsys: pytest.C
     assert (manifest.sequential.ended_by, manifest.sequential.of_examples) == ("stop_at_setting", 800)
     assert manifest.data.examples == 40 * manifest.sequential.rounds < 800
     capsys.readouterr()
-    # All losses at once, and far more than are needed, end at the same look.
+    # All losses at once, far more than needed, stop at the same look.
     write_csv(tmp_path / "all.csv", rows[::-1])
     assert _watch(tmp_path, *stop, losses="all.csv", output="at_once") == 0
     one, other = (_content(tmp_path / name / "manifest.json") for name in ("out", "at_once"))
@@ -608,7 +608,7 @@ def test_a_certification_round_by_round(tmp_path: pathlib.Path, capsys: pytest.C
 
 
 def test_what_may_follow_a_stop(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A certification that stopped is finished; another rule takes it further if asked, and that is written down."""
+    """A certification that stopped is finished; another rule can continue it, which is recorded."""
     _ids(tmp_path, 400)
     write_csv(tmp_path / "part-0.csv", coin_rows(400, wrong=(0, 0, 0, 0.5)))
     assert _watch(tmp_path, "--stop_at_setting=8bit") == 0
@@ -629,7 +629,7 @@ def test_what_may_follow_a_stop(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
 
 
 def test_a_certification_goes_on_waiting(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Continued by another rule it asks for more, and its earlier result stands until there is another."""
+    """Continued by another rule it asks for more, and its earlier result stays until there is another."""
     _ids(tmp_path, 400)
     rows = coin_rows(400, wrong=(0, 0, 0, 0.5))
     write_csv(tmp_path / "all.csv", rows)
@@ -729,7 +729,7 @@ def test_sequential_flags_that_do_not_go_together(
     flags: tuple[str, ...],
     message: str,
 ) -> None:
-    """What is wrong is told, and nothing is written."""
+    """Sequential flags that do not go together are reported, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     _ids(tmp_path, 3)
     assert main(["certify", *flags]) in (1, 2)
@@ -738,7 +738,7 @@ def test_sequential_flags_that_do_not_go_together(
 
 
 def test_a_sequential_certification_is_kept_up(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`verify` tests it on fresh losses and `monitor` watches it, as any other."""
+    """`verify` tests a sequential certification on fresh losses and `monitor` watches it, as any other."""
     _ids(tmp_path, 200)
     write_csv(tmp_path / "part-0.csv", coin_rows(200, wrong=(0, 0, 0, 0.5)))
     assert _watch(tmp_path, "--stop_at_setting=8bit", "--costs=8bit=8,6bit=6,4bit=4,3bit=3") == 2
@@ -803,7 +803,7 @@ def test_names_that_are_too_long(tmp_path: pathlib.Path, capsys: pytest.CaptureF
 def test_a_folder_in_the_way(
     name: str, also: tuple[str, ...], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder where a file is to be written is named before a loss is read."""
+    """A folder in place of an output file is named before any loss is read."""
     (tmp_path / "out" / name).mkdir(parents=True)
     (tmp_path / "ids.txt").write_text("1\n")
     flags = [flag.format(ids=tmp_path / "ids.txt") for flag in also]
@@ -828,7 +828,7 @@ def test_a_folder_in_the_way(
 def test_a_damaged_risk_table(
     content: bytes, message: str, losses: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table that is no text, or not as it was written, is named with its line."""
+    """A risk table that is not text, or was changed, is named with its line."""
     _certify(losses, _ORDER, "--delta=0.15")
     output = losses.parent / "out"
     (output / "risk_table.csv").write_bytes(content)
@@ -859,7 +859,7 @@ main(sys.argv[2:])
 
 @pytest.mark.parametrize("moment", ["report", "risk_table.csv", "plan.json"])
 def test_a_killed_certification(moment: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second call finishes what a killed one had not, and leaves nothing of it."""
+    """A second call finishes a killed certification and removes its leftovers."""
     (tmp_path / "ids.txt").write_text("".join(f"e{index}\n" for index in range(600)))
     losses = write_csv(tmp_path / "losses.csv", coin_rows(600))
     asked = ["certify", "--sequential", f"--ids={tmp_path / 'ids.txt'}", f"--losses={losses}", _ORDER, "--delta=0.15"]

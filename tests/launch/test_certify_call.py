@@ -108,7 +108,7 @@ def _here(place: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Returns arguments of Python as the command line has them."""
+    """Returns Python's arguments as command-line flags."""
     given = {name: value for name, value in arguments.items() if value is not None}
     return [f"--{name}" if value is True else f"--{name}={_written(value)}" for name, value in given.items()]
 
@@ -135,7 +135,7 @@ def test_python_takes_every_option_of_the_command() -> None:
     arguments = inspect.signature(calm.certify).parameters
     (parser,) = flag_parsers("certify")
     flags = vars(parser.parse_args([]))
-    # What files hold, and what becomes of the result, is the command line's alone.
+    # Only the command line has options about file contents and about the result's form.
     for name in ("config", "json", "log_to", "require_threshold"):
         del flags[name]
     assert arguments.keys() == flags.keys() == {name for name, _ in options_of(CertifyRequest)}
@@ -145,14 +145,14 @@ def test_python_takes_every_option_of_the_command() -> None:
 
 
 def test_every_option_is_in_a_kind() -> None:
-    """What the runs below compare leaves out only what goes on with an earlier result, or replaces it."""
+    """The kinds compared below use every option except those that continue or replace an earlier result."""
     tried = {"output", *(name for kind in _KINDS.values() for name in kind)}
     assert {name for name, _ in options_of(CertifyRequest)} - tried == {"overwrite", "resume", "verbose"}
 
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_the_function_is_the_command(kind: str) -> None:
-    """Of every kind of certification, both write the same files, byte for byte but for dates."""
+    """For every kind of certification, both write the same files, byte for byte but for dates."""
     asked = _KINDS[kind]
     assert main(["certify", *_flags({**asked, "output": f"{kind} command"})]) == 0
     manifest = calm.certify(**{**asked, "output": pathlib.Path(f"{kind} call")})
@@ -166,12 +166,12 @@ def test_the_function_is_the_command(kind: str) -> None:
     assert manifest.digest == json.loads((call / "manifest.json").read_text())["digest"]
     assert _undated(str(command)) == _undated(str(call))
     assert (command / "risk_table.csv").read_bytes() == (call / "risk_table.csv").read_bytes()
-    # The page is of the command alone.
+    # Only the command writes the page.
     assert {path.name for path in command.iterdir()} - {path.name for path in call.iterdir()} == {"report.html"}
 
 
 def test_a_stopped_certification_goes_on(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Python's calls end, find the end again, and go on by another rule, as those of the command do."""
+    """Python's calls stop, find the stop again, and continue by another rule, as the command does."""
     asked = {**_WATCHED, "costs": _COSTS, "output": tmp_path / "out"}
     stopped = calm.certify(**asked, stop_at_setting="8bit")
     assert stopped is not None
@@ -187,7 +187,7 @@ def test_a_stopped_certification_goes_on(tmp_path: pathlib.Path, capsys: pytest.
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_a_file_is_the_same_request(kind: str, tmp_path: pathlib.Path) -> None:
-    """YAML, JSON, flags and arguments of Python come to equal requests, which can be hashed."""
+    """YAML, JSON, flags and Python's arguments give equal, hashable requests."""
     asked = _KINDS[kind]
     content = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
     for name, text in (("run.yaml", yaml.safe_dump(content, sort_keys=False)), ("run.json", json.dumps(content))):
@@ -216,7 +216,7 @@ def test_a_file_is_the_same_request(kind: str, tmp_path: pathlib.Path) -> None:
 def test_both_refuse_the_same(
     given: dict[str, Any], flag: str, argument: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
 ) -> None:
-    """The command names the flag, and Python the argument, in the same sentence; nothing is written."""
+    """Both refuse the same values in the same sentence, naming the flag or the argument; nothing is written."""
     asked = {"delta": 0.1, **given, "output": str(tmp_path / "out")}
     assert main(["certify", *_flags(asked)]) in (1, 2)
     said = capsys.readouterr().err.splitlines()[-1].replace("argument --", "--")
@@ -228,7 +228,7 @@ def test_both_refuse_the_same(
 
 
 def test_what_is_said_names_arguments(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What Python is told on standard error calls options as arguments; nothing is printed as a result."""
+    """Messages on stderr name Python's arguments, and nothing is printed to stdout."""
     given = {**_KINDS["inspect"], "output": tmp_path / "out"}
     calm.certify(**given)
     printed = capsys.readouterr()
@@ -240,19 +240,19 @@ def test_what_is_said_names_arguments(tmp_path: pathlib.Path, capsys: pytest.Cap
 
 
 def test_a_misspelt_argument() -> None:
-    """It is named, and so is the nearest that there is."""
+    """A misspelt argument is named with the nearest valid one."""
     with pytest.raises(TypeError, match=r"^certify\(\) has no argument 'losess'\. Did you mean losses\?$"):
         calm.certify(losess="x", delta=0.1)  # type: ignore[call-arg]
 
 
 def test_a_missing_argument() -> None:
-    """What has no default is asked for by its name."""
+    """A missing argument without a default is named."""
     with pytest.raises(TypeError, match=r"^verify\(\) needs the argument 'manifest'\.$"):
         calm.verify()
 
 
 def test_tolerances_have_one_default() -> None:
-    """Who names none is promised the same by whatever proves or plans it; the demo data have their own."""
+    """Every function that proves or plans has the same default tolerance; the demo data have their own."""
     (certify,), (calibrate,) = flag_parsers("certify"), flag_parsers("calibrate")
     assert CertifyRequest(losses="x", order="a").delta == (DELTA,)
     assert CalibrateRequest(checkpoint="m", data="d").deltas == (DELTA,)

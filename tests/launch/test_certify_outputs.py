@@ -1,4 +1,4 @@
-"""Outputs of a decoder that is not ours are certified and verified as losses and scores are."""
+"""Outputs of an external decoder are certified and verified as losses and scores are."""
 
 import pathlib
 from typing import Any
@@ -21,7 +21,7 @@ from tests.transforms.setting_decoders import SETTINGS, cut, sweep, write_texts
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """What a decoder of a hundred texts has given; beside it, of fresh texts, and of fresh texts by another decoder."""
+    """Holds a decoder's outputs on a hundred texts and on fresh ones, and another decoder's on the fresh ones."""
     folder = tmp_path_factory.mktemp("swept")
     sweep(write_texts(folder / "data.jsonl", 100), folder / "swept")
     texts = [" ".join(f"x{index}{place}" for place in range(1 + index % 8)) for index in range(100)]
@@ -34,7 +34,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_outputs_are_certified_and_verified(
     swept: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command proves a setting, `inspect` and the report say who decoded, and `verify` takes fresh outputs."""
+    """The command proves a setting, `inspect` and the report name the decoder, and `verify` takes fresh outputs."""
     output = tmp_path / "certification"
     asked = [f"--outputs={swept / 'swept'}", "--metric=token_f1", "--delta=0.3", f"--output={output}"]
     assert main(["certify", *asked]) == 0
@@ -61,7 +61,7 @@ def test_outputs_are_certified_and_verified(
 def test_what_cannot_verify_is_refused(
     given: dict[str, Any], words: str, swept: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Outputs of another decoder, losses, and the outputs that were certified are no test of a manifest of outputs."""
+    """Outputs of another decoder, losses, and the certified outputs cannot verify a manifest of outputs."""
     output = tmp_path / "certification"
     calm.certify(outputs=swept / "swept", metric="token_f1", delta=0.3, output=output)
     named = {name: swept / value for name, value in given.items()}
@@ -92,7 +92,7 @@ def test_what_cannot_verify_is_refused(
 def test_what_cannot_be_certified_is_refused(
     asked: dict[str, Any], kind: type[Exception], words: str, swept: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """What does not go with outputs is refused in words, and nothing is written."""
+    """Options that do not go with outputs are refused with a clear message, and nothing is written."""
     given = {"outputs": "swept", **asked}
     with pytest.raises(kind, match=words):
         calm.certify(**{**given, "outputs": swept / given["outputs"], "delta": 0.3, "output": tmp_path / "out"})
@@ -100,7 +100,7 @@ def test_what_cannot_be_certified_is_refused(
 
 
 def test_plans_of_outputs_are_listed_beside_them(tmp_path: pathlib.Path) -> None:
-    """Whatever directory results go to, the second plan on the same outputs is told to be that."""
+    """The second plan on the same outputs is reported as the second, whatever the output directory."""
     sweep(write_texts(tmp_path / "data.jsonl"), tmp_path / "swept")
     first = calm.certify(outputs=tmp_path / "swept", metric="token_f1", delta=0.3, output=tmp_path / "one")
     again = calm.certify(outputs=tmp_path / "swept", metric="token_f1", delta=0.3, output=tmp_path / "again")
@@ -113,7 +113,7 @@ def test_plans_of_outputs_are_listed_beside_them(tmp_path: pathlib.Path) -> None
 
 
 def test_a_shard_that_was_replaced_is_refused(tmp_path: pathlib.Path) -> None:
-    """What is scored is what was marked as complete: a shard of another sweep in its place ends the run."""
+    """A shard of another sweep, put in place of a completed one, ends the run."""
     data = write_texts(tmp_path / "data.jsonl")
     sweep(data, tmp_path / "swept")
     sweep(data, tmp_path / "other", decoder_name="cut 2")
@@ -124,7 +124,7 @@ def test_a_shard_that_was_replaced_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_metric_that_tells_nothing_is_refused(tmp_path: pathlib.Path) -> None:
-    """Where outputs under the first setting score 0 on every example, nothing could get worse: that ends the run."""
+    """A metric that scores 0 on every example under the first setting ends the run, since no setting could be worse."""
     rows = [{"id": f"e{i}", "input": f"one two three {i}", "references": ["vier"]} for i in range(12)]
     sweep(write_rows(tmp_path / "data.jsonl", rows), tmp_path / "swept")
     with pytest.raises(MetricError, match="token_f1"):
@@ -134,7 +134,7 @@ def test_a_metric_that_tells_nothing_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_groups_and_clusters_are_those_of_the_data(tmp_path: pathlib.Path) -> None:
-    """Every group has an entry of its own, and clusters are counted, by the keys that the examples were read with."""
+    """Every group has its own entry, and clusters are counted, by the keys with which the examples were read."""
     rows = [
         {"id": f"e{i}", "input": "b c d e f g" if i % 4 else "b c", "topic": "xy"[i % 2], "page": f"p{i // 4}"}
         for i in range(40)

@@ -1,4 +1,4 @@
-"""Calibrating and serving with a `tokenizer.json` and a chat template: what made the prompts is in the promise."""
+"""Calibrating and serving with a `tokenizer.json` and a chat template, both of which the manifest records."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ _FLAGS = (
     "--num_shards=1",
     "--metric=token_f1",
     "--consistency=textual",
-    # Whatever the outputs are, they are close enough.
+    # A tolerance that all outputs meet.
     "--delta=0.99",
     "--epsilon=0.2",
 )
@@ -61,7 +61,7 @@ def test_a_model_is_written_with_all_of_its_tokenizer(model: pathlib.Path, tmp_p
 def test_chats_are_part_of_the_promise(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The manifest holds template and system prompt; whoever serves under it makes the same prompts without flags."""
+    """The manifest holds template and system prompt, so that serving makes the same prompts without flags."""
     assert _calibrate(model, tmp_path / "run", "--chat_template=model", "--system=Be brief.") == 0
     manifest = read_manifest(tmp_path / "run" / "manifest.json")
     assert manifest.vocabulary is not None
@@ -84,7 +84,7 @@ def test_chats_are_part_of_the_promise(
 def test_other_chats_are_other_generations(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run is not gone on with if the system prompt is another one; without a chat, the manifest names none."""
+    """A run is not resumed with another system prompt; without a chat, the manifest names none."""
     assert _calibrate(model, tmp_path / "run", "--chat_template=none") == 0
     text = (tmp_path / "run" / "manifest.json").read_text()
     assert '"chat"' not in text

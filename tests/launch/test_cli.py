@@ -14,7 +14,7 @@ from calm_beam.launch.flags import UsageError
 from calm_beam.manifest import ManifestError, write_manifest
 from tests.calm_beam.manifest.builders import build_manifest
 
-# Each with a flag of its own.
+# One flag of each command.
 _COMMANDS = {
     "calibrate": "--checkpoint",
     "certify": "--candidates",
@@ -171,7 +171,7 @@ def test_no_error_is_a_traceback(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whatever of ours, of files, of memory or of depth ends a command is one line that names the command."""
+    """Our own, file, memory and recursion errors end a command with one line that names the command."""
 
     def failing(argv: object) -> int:
         raise error
@@ -182,7 +182,7 @@ def test_no_error_is_a_traceback(
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin: what nobody has foreseen is not passed off as bad input."""
+    """An unexpected error keeps its traceback (the twin)."""
 
     def failing(argv: object) -> int:
         raise KeyError("defect")
@@ -195,7 +195,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("argv", [["inspect", "MANIFEST"], ["plan", "--delta=0.1", "--risk_guess=0.01"]])
 def test_an_output_that_cannot_be_written_is_told_once(argv: list[str], tmp_path: pathlib.Path) -> None:
-    """Where standard output is full, the command says so in one line, with status 1, and Python says nothing more."""
+    """If standard output is full, the command says so in one line with status 1, and Python adds nothing."""
     write_manifest(build_manifest(), tmp_path / "manifest.json")
     command = [sys.executable, "-m", "calm_beam.launch.cli", *(str(tmp_path) if a == "MANIFEST" else a for a in argv)]
     with open("/dev/full", "w") as full:
@@ -207,7 +207,7 @@ def test_an_output_that_cannot_be_written_is_told_once(argv: list[str], tmp_path
 @pytest.mark.parametrize("text", ["caf\udce9", "\udcff" * 1000, "a\0b", "\ud800"])
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_arguments_are_text(command: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bytes that are not UTF-8, which Python gives as surrogates, and NUL are refused in whatever flag or name."""
+    """Bytes that are not UTF-8, which Python decodes to surrogates, and NUL are refused in every flag and name."""
     for argument in (f"--task_prefix={text}", f"--output={text}", f"--{text}", text):
         assert main([command, argument]) == 2
         (line,) = capsys.readouterr().err.splitlines()

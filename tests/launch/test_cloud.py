@@ -1,4 +1,4 @@
-"""Every command takes gs:// paths, and gives there what it gives on a local disk."""
+"""Every command takes gs:// paths and gives the same results as on a local disk."""
 
 import dataclasses
 import gzip
@@ -97,7 +97,7 @@ def _generations(output: str) -> list[Generation]:
 
 
 def _without_places(manifest: Manifest) -> dict[str, object]:
-    """Returns the manifest without what names places, or depends on their names."""
+    """Returns the manifest without the fields that hold paths or depend on them."""
     elsewhere = dataclasses.replace(
         manifest,
         model=dataclasses.replace(manifest.model, uri="somewhere"),
@@ -125,9 +125,9 @@ def test_a_whole_calibration(
     _check_equal(local, stored)
     assert len(_generations(f"{stored}/out")) == 30
     assert f"Manifest: {stored}/out/manifest.json" in capsys.readouterr().out
-    # The manifest is published on the condition that there is none.
+    # The manifest is published on the condition that it does not exist yet.
     assert any("ifGenerationMatch=0" in place for _, place in cloud.guard.requests)
-    # And is there, so that another run refuses to begin.
+    # It exists now, so that another run refuses to begin.
     assert _calibrate_stored(stored) == 2
     expected = f"--output {stored}/out: holds a manifest already. Choose another directory, or pass --overwrite."
     assert expected in capsys.readouterr().err
@@ -191,7 +191,7 @@ def test_a_run_that_loses_the_race_says_so(
     ],
 )
 def test_bad_paths(stored: str, capsys: pytest.CaptureFixture[str], flag: str, value: str, message: str) -> None:
-    """What is not there is told with its flag or its path, with status 2, before any work; nothing is written."""
+    """Missing objects are reported with the flag or path, with status 2, before any work; nothing is written."""
     assert _calibrate_stored(stored, f"{flag}={value.format(bucket=stored)}") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("calm-beam calibrate: ")
@@ -211,7 +211,7 @@ def test_bad_paths(stored: str, capsys: pytest.CaptureFixture[str], flag: str, v
 def test_missing_permission_is_found_before_work(
     stored: str, cloud: "CloudService", capsys: pytest.CaptureFixture[str], method: str, part: str, named: str
 ) -> None:
-    """An account that may not list, read or write what is named is told so before anything is decoded."""
+    """An account without permission to list, read or write a path is told so before anything is decoded."""
     cloud.guard.faults.append(Fault(403, method, part, times=10**6))
     assert _calibrate_stored(stored) == 2
     error = capsys.readouterr().err.splitlines()[-1]
@@ -221,7 +221,7 @@ def test_missing_permission_is_found_before_work(
 
 
 def test_a_permission_lost_on_the_way(stored: str, cloud: "CloudService", capsys: pytest.CaptureFixture[str]) -> None:
-    """What fails after work has begun gives status 1 and one line, and no manifest."""
+    """Errors after work has begun give status 1 and one line, and no manifest."""
 
     def withdraw(method: str, place: str, body: bytes) -> None:
         if method == "POST" and b"risk_table.csv" in body and b"p_value" in body:
@@ -282,7 +282,7 @@ def test_after_a_calibration(
 
 
 def test_decode(local: _Local, stored: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Decode writes the same rows, and over none that are there."""
+    """Decode writes the same rows, and overwrites none."""
     flags = [*SHORT_FLAGS, f"--data={stored}/data/a.jsonl", f"--checkpoint={stored}/model"]
     assert main(["decode", *flags, f"--output={stored}/rows.jsonl"]) == 0
     there = [*SHORT_FLAGS, f"--data={local.data}/a.jsonl", f"--checkpoint={local.model}"]
@@ -299,10 +299,10 @@ def test_decode(local: _Local, stored: str, tmp_path: pathlib.Path, capsys: pyte
 def test_workers_elsewhere(
     local: _Local, stored: str, cloud: "CloudService", tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Workers of another runner decode below the bucket, where nothing stays but what was asked for."""
+    """Workers of another runner decode below the bucket, and only the requested output stays."""
     task = (f"--data={stored}/data/a.jsonl", f"--checkpoint={stored}/model")
     there = [*SHORT_FLAGS, f"--data={local.data}/a.jsonl", f"--checkpoint={local.model}"]
-    # By name: elsewhere XLA decodes otherwise, whose last digits go by how many prompts it is given at a time.
+    # Name the engine: workers elsewhere use XLA, whose last digits depend on the batch size.
     engine = "--engine=native"
     assert main(["decode", *there, engine, f"--output={tmp_path}/rows.jsonl"]) == 0
     assert _calibrate_stored(stored) == 0
@@ -332,7 +332,7 @@ def test_workers_elsewhere(
 
 
 def _removed(cloud: "CloudService", part: str) -> int:
-    """Returns how many files were removed whose addresses hold a text."""
+    """Returns the number of removed files whose addresses hold a text."""
     return sum(method == "DELETE" and part in place for method, place in cloud.guard.requests)
 
 
@@ -350,7 +350,7 @@ def test_a_failed_decode_leaves_nothing(stored: str, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("layout", ["native", "t5x"])
 def test_convert(local: _Local, stored: str, capsys: pytest.CaptureFixture[str], layout: str) -> None:
-    """Convert reads and writes models there, vocabulary included, and only into a folder of its own."""
+    """Convert reads and writes models there, vocabulary included, and only into a folder of their own."""
     flags = ["convert", f"--checkpoint={stored}/model", f"--layout={layout}", f"--output={stored}/new"]
     assert main(flags) == 0
     step = "/checkpoint_1" if layout == "t5x" else ""
@@ -364,7 +364,7 @@ def test_convert(local: _Local, stored: str, capsys: pytest.CaptureFixture[str],
 
 
 def test_training_reads(local: _Local, stored: str) -> None:
-    """Rows and models to train from may lie there."""
+    """Training reads rows and models from there."""
     rows = read_rows("--data", [f"{stored}/data/*"], reading=AS_USUAL)
     assert [row.input for row in rows] == [
         row.input for row in read_rows("--data", [f"{local.data}/*"], reading=AS_USUAL)

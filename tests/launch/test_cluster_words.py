@@ -1,4 +1,4 @@
-"""Where clusters are the independent units, every headline says what is bounded, and shows both means."""
+"""With clusters as the independent units, every headline says what is bounded and shows both means."""
 
 import pathlib
 
@@ -34,7 +34,7 @@ def _one_large_cluster(clusters: int, large: int) -> list[LossRow]:
 
 
 def test_a_certification_shows_both_means(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A risk of 0.0050 per cluster is proved where the mean over examples is 0.7153, and nobody can overlook that."""
+    """The headline shows both means where the risk per cluster is 0.0050 and the mean over examples 0.7153."""
     losses, output = write_csv(tmp_path / "losses.csv", _one_large_cluster(200, 500)), tmp_path / "out"
     asked = [f"--losses={losses}", "--order=a,b", "--delta=0.05", "--cluster_key=cluster", f"--output={output}"]
     assert main(["certify", *asked]) == 0
@@ -56,7 +56,7 @@ def test_a_certification_shows_both_means(tmp_path: pathlib.Path, capsys: pytest
 
 
 def test_a_sequential_certification_shows_both_means(tmp_path: pathlib.Path) -> None:
-    """It counts the examples of the rounds that it has looked at."""
+    """A sequential certification shows both means, over the examples of the rounds it has looked at."""
     rows = _one_large_cluster(400, 3)
     ids = write_csv(tmp_path / "ids.csv", rows)
     ids.write_text("id,cluster\n" + "".join(f"{row.id},{row.cluster}\n" for row in rows[::2]))
@@ -76,7 +76,7 @@ def test_a_sequential_certification_shows_both_means(tmp_path: pathlib.Path) -> 
 def test_a_calibration_shows_both_means(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
 ) -> None:
-    """So it is with a calibration, watched, confirmed or of several variants: the terminal says it."""
+    """A calibration shows both means on the terminal: sequential, with a holdout, or with several variants."""
     rows = [{**row, "page": max(0, index - 29)} for index, row in enumerate(id_rows(100))]
     model, data = write_model(tmp_path / "model"), write_rows(tmp_path / "rows.jsonl", rows)
     asked = [f"--checkpoint={model}", f"--data={data}", "--cluster_key=page", "--delta=0.97", *SHORT_FLAGS]
@@ -94,7 +94,7 @@ def test_a_calibration_shows_both_means(
 
 
 def test_examples_have_nothing_to_say_of_clusters(tmp_path: pathlib.Path) -> None:
-    """Without clusters a manifest is as it was."""
+    """Without clusters, a manifest has no fields about them."""
     losses, output = write_csv(tmp_path / "losses.csv", _one_large_cluster(200, 5)), tmp_path / "out"
     assert main(["certify", f"--losses={losses}", "--order=a,b", "--delta=0.1", f"--output={output}"]) == 0
     manifest = read_setting_manifest(output / "manifest.json")

@@ -1,4 +1,4 @@
-"""Completion in bash, zsh and fish, as each of these shells completes by the script that is printed for it."""
+"""Completion in bash, zsh and fish, tested by running these shells with the printed script."""
 
 import os
 import pathlib
@@ -39,13 +39,13 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.mark.parametrize("name", _SHELLS)
 def test_the_script_is_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints the script, whole and alone, with status 0."""
+    """The command prints the script and nothing else, with status 0."""
     assert main(["completion", name]) == 0
     assert capsys.readouterr() == (script(name), "")
 
 
 def test_other_shells_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A shell that there is no script for is named, and status 2 returned."""
+    """An unknown shell is named, with status 2."""
     assert main(["completion", "tcsh"]) == 2
     assert "invalid choice: 'tcsh' (choose from" in capsys.readouterr().err
 
@@ -59,7 +59,7 @@ def test_the_shell_takes_the_script(name: str, scripts: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("name", _SHELLS)
 def test_every_flag_is_in_the_script(name: str) -> None:
-    """Whatever the parsers of a command take stands in the script."""
+    """The script has every flag that the parsers of a command take."""
     text = script(name)
     for command in COMMANDS:
         for parser in flag_parsers(command):
@@ -74,7 +74,7 @@ _COMPLETE_IN_BASH = (
 
 
 def _bash(scripts: pathlib.Path, *words: str, cwd: pathlib.Path | None = None) -> list[str]:
-    """Returns what bash offers, given the words as its line editor divides them."""
+    """Returns bash's completions, given the words as its line editor divides them."""
     command = [_shell("bash"), "--norc", "-c", _COMPLETE_IN_BASH, str(scripts / "bash"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=cwd)
     assert done.stderr == ""
@@ -82,7 +82,7 @@ def _bash(scripts: pathlib.Path, *words: str, cwd: pathlib.Path | None = None) -
 
 
 def _fish(scripts: pathlib.Path, line: str, cwd: pathlib.Path | None = None) -> list[str]:
-    """Returns what fish offers for a line, without the descriptions."""
+    """Returns fish's completions of a line, without the descriptions."""
     command = [_shell("fish"), "--no-config", "-c", f"source {scripts / 'fish'}; complete -C '{line}'"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=cwd)
     return sorted(found.partition("\t")[0] for found in done.stdout.splitlines())
@@ -92,7 +92,7 @@ _STARTING_WITH_HOEFFDING = sorted(name for name in P_VALUES if name.startswith("
 
 
 def test_bash_completes_commands_flags_and_values(scripts: pathlib.Path) -> None:
-    """In every place, what may stand there: with = as a word of its own, as bash has it, or not."""
+    """Bash completes commands, flags and values in every position, also where = is a word of its own, as in bash."""
     assert _bash(scripts, "calm-beam", "c") == ["calibrate", "certify", "completion", "convert"]
     assert _bash(scripts, "calm-beam", "calibrate", "--p_") == ["--p_value="]
     assert _bash(scripts, "calm-beam", "calibrate", "--overw") == ["--overwrite"]
@@ -104,7 +104,7 @@ def test_bash_completes_commands_flags_and_values(scripts: pathlib.Path) -> None
         f"--p_value={name}" for name in _STARTING_WITH_HOEFFDING
     ]
     assert _bash(scripts, "calm-beam", "completion", "f") == ["fish"]
-    # A number is for the user to think of, and what an unknown flag takes nobody knows.
+    # Numbers are not completed, nor values of unknown flags.
     assert _bash(scripts, "calm-beam", "calibrate", "--delta", "=") == [""]
     assert _bash(scripts, "calm-beam", "nothing", "--p_") == [""]
 
@@ -119,7 +119,7 @@ def test_bash_completes_files(scripts: pathlib.Path, tmp_path: pathlib.Path) -> 
 
 
 def test_fish_completes_commands_flags_values_and_files(scripts: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """In every place, what may stand there."""
+    """Fish completes commands, flags, values and files in every position."""
     (tmp_path / "rows.jsonl").touch()
     assert _fish(scripts, "calm-beam c") == ["calibrate", "certify", "completion", "convert"]
     assert _fish(scripts, "calm-beam calibrate --p_") == ["--p_value"]
@@ -157,7 +157,7 @@ def test_the_tab_key(name: str, typed: str, completed: str, scripts: pathlib.Pat
 
 
 def _at_a_terminal(command: list[str], typed: Sequence[str], awaited: str, *, cwd: pathlib.Path) -> str:
-    """Returns what a shell shows when lines are typed, until the awaited text is there."""
+    """Returns what a shell shows when lines are typed, up to the awaited text."""
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(cwd)
@@ -178,7 +178,7 @@ def _at_a_terminal(command: list[str], typed: Sequence[str], awaited: str, *, cw
 
 
 def _read(terminal: int, awaited: str, *, deadline: float) -> str:
-    """Returns what is shown until the awaited text is; all there is when time is over."""
+    """Returns what is shown up to the awaited text, or all of it when time is over."""
     shown = b""
     while awaited.encode() not in shown and time.monotonic() < deadline:
         ready, _, _ = select.select([terminal], [], [], 1)
@@ -188,7 +188,7 @@ def _read(terminal: int, awaited: str, *, deadline: float) -> str:
 
 
 def test_commands_that_are_not_here_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of calm-beam-serving, the script has the commands that it holds."""
+    """The script of calm-beam-serving has only the commands that this package holds."""
     known = commands.command_module
 
     def without_training(command: str) -> object:

@@ -54,7 +54,7 @@ def _file(folder: pathlib.Path, content: str, *, name: str = "run.yaml") -> str:
 
 @pytest.mark.parametrize("write", [yaml.safe_dump, json.dumps])
 def test_a_file_is_the_same_request(write: object, tmp_path: pathlib.Path) -> None:
-    """YAML, JSON, flags and arguments of Python come to equal requests; those of a file count as given."""
+    """YAML, JSON, flags and Python's arguments give equal requests; options of a file count as given."""
     assert callable(write)
     config = _file(tmp_path, write(_OPTIONS))
     request, _ = _parsed(config)
@@ -66,7 +66,7 @@ def test_a_file_is_the_same_request(write: object, tmp_path: pathlib.Path) -> No
 
 
 def test_flags_win(tmp_path: pathlib.Path) -> None:
-    """What is given besides a file counts, before it or after it."""
+    """Flags override a file, whether they come before it or after it."""
     config = _file(tmp_path, yaml.safe_dump(_OPTIONS))
     for argv in (
         ["--delta=0.2", config],
@@ -77,14 +77,14 @@ def test_flags_win(tmp_path: pathlib.Path) -> None:
 
 
 def test_beams_flags_too(tmp_path: pathlib.Path) -> None:
-    """A file may hold flags of Beam's, lists as flags that are given several times."""
+    """A file may hold Beam's flags; a list means a repeated flag."""
     _, options = _parsed(_file(tmp_path, "max_num_workers: 7\nexperiments: [one, two]\n"))
     assert options.view_as(WorkerOptions).max_num_workers == 7
     assert options.get_all_options()["experiments"] == ["one", "two"]
 
 
 def test_a_manifest_is_decoded_alike(tmp_path: pathlib.Path) -> None:
-    """Of a manifest, what it says of decoding is taken; what no flag says is not."""
+    """A manifest's decoding settings are taken as options; fields that no flag has are not."""
     decode = {"confidence": "state", "schedule": "decay", "tau": 4, "max_input_length": 32, "engine": {"name": "xla"}}
     content = json.dumps({"schema": "calm-beam/manifest/v1", "decode": decode, "plan": {}})
     request, _ = _parsed(_file(tmp_path, content, name="manifest.json"))
@@ -114,7 +114,7 @@ def test_a_manifest_is_decoded_alike(tmp_path: pathlib.Path) -> None:
 def test_what_is_wrong_in_a_file(
     content: str, message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line names the file and the key; status 2."""
+    """Errors in a file give status 2 and one line with the file and the key."""
     assert main(["calibrate", _file(tmp_path, content)]) == 2
     said = capsys.readouterr().err
     assert message in said
@@ -139,7 +139,7 @@ _COMMANDS = (
 
 @pytest.mark.parametrize("command", [*_COMMANDS, "tradeoff"])
 def test_commands_that_take_a_file(command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever they need may stand in it, and what they do not know is named by its key."""
+    """A file may hold whatever options a command needs; unknown keys are named."""
     needed = {"generate": "manifest: m\n", "train": "output: o\n", "plan": "delta: 0.1\n"}
     needed |= {"certify": "delta: 0.1\nlosses: l\norder: a\n", "verify": "manifest: m\n"}
     needed |= {"convert": "checkpoint: c\noutput: o\nlayout: t5x\n"}
@@ -149,7 +149,7 @@ def test_commands_that_take_a_file(command: str, tmp_path: pathlib.Path, capsys:
     assert "run.yaml: no_such is no option." in capsys.readouterr().err
 
 
-# Of each kind of request, options of several groups and kinds.
+# Options of several groups and kinds, for each kind of request.
 _OF_REQUESTS: dict[type[Options], dict[str, Any]] = {
     ConvertRequest: {"checkpoint": "c", "output": "o", "layout": "native", "drop_arrays": "a.*", "activation": "gelu"},
     DecodeRequest: {"checkpoint": "c", "data": ["a", "b"], "thresholds": [0.9, 0.5], "tau": 4, "schedule": "decay"},
@@ -168,7 +168,7 @@ _OF_REQUESTS: dict[type[Options], dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", _OF_REQUESTS, ids=lambda kind: kind.__name__)
 def test_every_request_may_come_from_a_file(kind: type[Options], tmp_path: pathlib.Path) -> None:
-    """A file, flags and arguments of Python come to equal requests."""
+    """A file, flags and Python's arguments give equal requests."""
     given = _OF_REQUESTS[kind]
     parser = request_parser("some", kind, doc=None)
     flags = [
@@ -189,7 +189,7 @@ def test_every_request_may_come_from_a_file(kind: type[Options], tmp_path: pathl
     ],
 )
 def test_a_file_that_cannot_be_had(argv: Sequence[str], message: str) -> None:
-    """The flag is named."""
+    """A file that cannot be read is reported with the flag."""
     with pytest.raises(UsageError, match=message):
         _parsed(*argv)
 
@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_had(argv: Sequence[str], message: str) -> None:
     [("max_cache_tokens", "token_budget", 5000), ("holdout_share", "confirm_share", 0.3)],
 )
 def test_options_have_their_old_names(name: str, old_name: str, value: float, tmp_path: pathlib.Path) -> None:
-    """What an option was called in the release before still means it, as a flag and in a file; no help lists it."""
+    """The previous release's option names still work as flags and in files; no help lists them."""
     for argv in ([f"--{old_name}={value}"], [_file(tmp_path, json.dumps({old_name: value}))]):
         request, _ = _parsed("--checkpoint=model", "--data=a.jsonl", *argv)
         assert getattr(request, name) == value

@@ -1,4 +1,4 @@
-"""`--holdout_share`, from flags to files: who chooses, who confirms, by which decoder, and what is said of it."""
+"""`--holdout_share` from flags to files: the parts, the decoder that confirms, and the messages."""
 
 import csv
 import dataclasses
@@ -53,7 +53,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def calibrated(model: pathlib.Path, data: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The output of a calibration of which some is confirmed."""
+    """The output of a calibration with a holdout."""
     output = tmp_path_factory.mktemp("confirm") / "out"
     assert _calibrate(model, data, output, _CONFIRM) == 0
     return output
@@ -86,7 +86,7 @@ def _confirms(name: str) -> bool:
 
 
 def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.Path) -> None:
-    """Each part is decoded apart from the other; choice and confirmation are those of single losses."""
+    """Each part is decoded separately; choice and confirmation equal those computed from single losses."""
     manifest, chose, confirmed = _manifest(calibrated), _stored(calibrated), _stored(calibrated / "confirmation")
     keys = [item.example.id for item in (*chose, *confirmed)]
     assert sorted(keys) == sorted(f"row-{index}" for index in range(_ROWS))
@@ -119,7 +119,7 @@ def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.
             assert (step.threshold, step.p_value) == (SETTINGS.thresholds[place], p_value)
             assert step.n == len(confirmed)
             assert step.risk == pytest.approx(served[len(chose) :, place].mean(), abs=1e-8)
-        # Up to the chosen one, or the first that failed.
+        # Up to the chosen threshold, or the first that failed.
         assert len(entry.confirmation) == len(expected.path) or not entry.confirmation[-1].rejected
     lengths = {len(each.confirmation or ()) for each in manifest.calibrations}
     assert lengths > {0}
@@ -130,7 +130,7 @@ def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.
 
 
 def test_the_decoder_that_serves_has_decoded(calibrated: pathlib.Path, model: pathlib.Path) -> None:
-    """What confirmed is what a generator of the manifest answers in batches, and so is the full model's output."""
+    """The confirming outputs are what a generator of the manifest answers in batches, as are the full model's."""
     items = _stored(calibrated / "confirmation")
     prompts = [item.example.input_ids or () for item in items]
     (folder,) = (calibrated / "confirmation" / "generations").iterdir()
@@ -150,7 +150,7 @@ def test_the_decoder_that_serves_has_decoded(calibrated: pathlib.Path, model: pa
 def test_what_is_told(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was chosen and not confirmed is told by table, inspect, report and files, with its p-value."""
+    """Table, inspect, report and files show chosen thresholds that were not confirmed, with their p-values."""
     asked = ("--holdout_share=10%", "--seed=1", "--p_value=hoeffding_bentkus")
     assert _calibrate(model, data, tmp_path / "out", *asked, "--verbose") == 0
     printed, manifest = capsys.readouterr(), _manifest(tmp_path / "out")
@@ -180,14 +180,14 @@ def test_what_is_told(
         of_entry = [row for row in rows if float(row["delta"]) == entry.delta]
         held = [threshold for threshold, step in steps.items() if step.rejected]
         assert [float(row["threshold"]) for row in of_entry if row["confirmed"] == "true"] == held
-        # What was not reached is there too, with its p-value.
+        # Thresholds that were not reached are listed too, with their p-values.
         assert {float(row["threshold"]) for row in of_entry} >= {*steps, entry.chosen.threshold if entry.chosen else 0}
     assert main(["report", f"--calibration={tmp_path / 'out'}", f"--output={tmp_path / 'again.html'}"]) == 0
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
 
 
 def test_nothing_to_confirm(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Where no threshold was chosen nobody is asked, and nothing is decoded."""
+    """If no threshold was chosen, the holdout is not decoded."""
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--delta=0.01") == 0
     manifest = _manifest(tmp_path / "out")
     assert manifest.plan is not None
@@ -201,7 +201,7 @@ def test_nothing_to_confirm(model: pathlib.Path, data: pathlib.Path, tmp_path: p
 def test_another_tolerance_leaves_the_parts_as_they_are(
     model: pathlib.Path, data: pathlib.Path, calibrated: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """The same salt draws the same examples; with another seed, others confirm."""
+    """The same salt draws the same holdout for another tolerance; another seed draws another one."""
     ids = {item.example.id for item in _stored(calibrated / "confirmation")}
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--delta=0.7", "--metric=exact_match") == 0
     assert _calibrate(model, data, tmp_path / "other", _CONFIRM, "--delta=0.9", "--seed=1") == 0
@@ -211,7 +211,7 @@ def test_another_tolerance_leaves_the_parts_as_they_are(
 
 @pytest.mark.slow
 def test_equal_examples_are_drawn_one_by_one(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Rows without ids that are alike are in both parts: kept together, a prompt that comes often would be in one."""
+    """Equal rows without ids are drawn one by one: kept together, a frequent prompt would be in one part only."""
     rows = [{"input_ids": [5, 9, 1]}] * 40 + [{"input_ids": [7, 1]}] * 40
     data = write_rows(tmp_path / "rows.jsonl", rows)
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--delta=0.99") == 0
@@ -220,7 +220,7 @@ def test_equal_examples_are_drawn_one_by_one(model: pathlib.Path, tmp_path: path
     assert manifest.data.examples + manifest.confirmation.data.examples == 80
     for output in (tmp_path / "out", tmp_path / "out" / "confirmation"):
         assert {item.example.input_ids for item in _stored(output)} == {(5, 9, 1), (7, 1)}
-    # All of them: what confirms repeats what chose, too.
+    # All examples: the holdout repeats examples of the selection.
     assert manifest.data.duplicates == manifest.data.examples - 2
     assert manifest.confirmation.data.duplicates == manifest.confirmation.data.examples
 
@@ -232,14 +232,14 @@ def test_a_killed_run_goes_on(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Killed while it confirmed, it decodes what is missing, and comes to the same manifest."""
+    """Killed while it confirms, a run decodes what is missing and gives the same manifest."""
     output = tmp_path / "out"
     shutil.copytree(calibrated, output)
     for path in output.glob("*.*"):
         path.unlink()
     (folder,) = (output / "confirmation" / "generations").iterdir()
     (folder / "complete.json").unlink()
-    # Another head is another way; without native code there is none.
+    # Another head would be another decoder; without native code there is none.
     assert _calibrate(model, data, output, _CONFIRM, "--exit_head=int8", "--resume") == 2
     assert ("was begun in another way" if TUNED else "exit_head is int8, but") in capsys.readouterr().err
     next(folder.glob("*.parquet")).unlink()
@@ -273,7 +273,7 @@ def test_a_killed_run_goes_on(
 def test_who_has_confirmed_confirms_nothing_more(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A sequential run is confirmed where it stopped, and does not go on after that."""
+    """A confirmed sequential run is finished and refuses another stopping rule."""
     flags = (_CONFIRM, "--sequential", "--round_examples=20", "--delta=0.9", "--num_shards=6")
     assert _calibrate(model, data, tmp_path / "out", *flags, "--stop_at_threshold=0.9") == 0
     manifest = _manifest(tmp_path / "out")
@@ -294,7 +294,7 @@ def test_who_has_confirmed_confirms_nothing_more(
 def test_a_run_of_an_earlier_version_is_finished(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A manifest whose plan tests the chosen threshold alone is what was asked, and `--resume` has nothing to do."""
+    """A manifest whose plan tests the chosen threshold alone is finished, and `--resume` has nothing to do."""
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--delta=0.001") == 0
     manifest = _manifest(tmp_path / "out")
     assert manifest.plan is not None
@@ -306,7 +306,7 @@ def test_a_run_of_an_earlier_version_is_finished(
 
 @pytest.mark.slow
 def test_groups_are_confirmed_by_their_own(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Every entry is confirmed by the examples that it is about."""
+    """Every entry is confirmed by the holdout examples of its own group."""
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--group_key=lang", "--delta=0.9") == 0
     manifest = _manifest(tmp_path / "out")
     assert manifest.confirmation is not None
@@ -321,11 +321,11 @@ def test_groups_are_confirmed_by_their_own(model: pathlib.Path, data: pathlib.Pa
 def test_entries_that_chose_divide_a_joint_epsilon(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """With `--joint`, an entry without a threshold leaves its share to those that confirm, and takes theirs."""
+    """With `--joint`, entries without a threshold leave their share of epsilon to those that confirm."""
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--joint", "--delta=0.01,0.9") == 0
     manifest = _manifest(tmp_path / "out")
     nothing, chosen = manifest.calibrations
-    # The other proved all of its grid, and left its share of the path to this one, too.
+    # The other entry proved its whole grid and left its share of the path to this one.
     assert (nothing.chosen, nothing.epsilon, nothing.tested_epsilon) == (None, 0.1, 0.2)
     assert chosen.confirmation is not None
     assert (chosen.epsilon, chosen.promised_epsilon) == (0.1, 0.2)
@@ -334,7 +334,7 @@ def test_entries_that_chose_divide_a_joint_epsilon(
 
 @pytest.mark.slow
 def test_clusters_are_in_one_part(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Every page chooses or confirms as a whole, and is one unit."""
+    """Every cluster is in one part as a whole, and is one unit."""
     flags = (_CONFIRM, "--cluster_key=page", "--delta=0.9", "--p_value=wsr")
     assert _calibrate(model, data, tmp_path / "out", *flags) == 0
     manifest = _manifest(tmp_path / "out")
@@ -351,7 +351,7 @@ def test_clusters_are_in_one_part(model: pathlib.Path, data: pathlib.Path, tmp_p
 def test_variants_are_confirmed_by_their_own_decoding(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Each chosen variant decodes at what was chosen for it; an entry is confirmed by its own."""
+    """Each chosen variant decodes at its chosen threshold, and its entry is confirmed by these outputs."""
     flags = (_CONFIRM, "--schedule=decay", "--tau=0,6", "--min_exit_layer=1,2", "--delta=0.45,0.6")
     assert _calibrate(model, data, tmp_path / "out", *flags) == 0
     manifest = _manifest(tmp_path / "out")
@@ -376,7 +376,7 @@ def test_variants_are_confirmed_by_their_own_decoding(
 def test_a_lazy_sweep_comes_to_the_same(
     model: pathlib.Path, data: pathlib.Path, calibrated: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """What is not decoded could not have been chosen."""
+    """A lazy sweep gives the same entries: what it does not decode could not have been chosen."""
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--sweep=lazy", "--delta=0.45") == 0
     (entry,) = _manifest(tmp_path / "out").calibrations
     assert entry == _entries(calibrated)[_DELTAS.index(0.45)]
@@ -390,7 +390,7 @@ def _entries(output: pathlib.Path) -> tuple[Calibration, ...]:
 def test_python_does_the_same(
     model: pathlib.Path, data: pathlib.Path, calibrated: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """`calibrate(holdout_share=0.3)` comes to the same entries."""
+    """`calibrate(holdout_share=0.3)` gives the same entries."""
     arguments: dict[str, Any] = {
         "model": model,
         "data": str(data),
@@ -413,7 +413,7 @@ def test_python_does_the_same(
 
 
 def test_who_fails_counts(data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An example that cannot be decoded while confirming ends the run, or counts with loss 1 and is listed."""
+    """An example that fails in the holdout ends the run, or counts with loss 1 and is listed."""
     model = write_model(tmp_path / "model", is_broken=True)
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     broken = next(row for row in rows if _confirms(row["id"]))
@@ -454,7 +454,7 @@ def test_what_cannot_be_confirmed_is_refused(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Before anything is decoded, with the reason."""
+    """Options that do not go with a holdout are refused with the reason before anything is decoded."""
     asked = [*SHORT_FLAGS, *_ASKED] if "--generations=DIR" not in flags else []
     base = [] if "--generations=DIR" in flags else [f"--checkpoint={model}", f"--data={data}"]
     assert main(["calibrate", *base, f"--output={tmp_path / 'out'}", *asked, *flags]) == 2
@@ -469,7 +469,7 @@ def test_who_has_confirmed_is_not_fresh(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`verify` refuses the calibration set, and either part of it."""
+    """`verify` refuses the calibration set and either part of it."""
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     for name in (None, CALIBRATING, CONFIRMING):
         some = [row for row in rows if name is None or _confirms(row["id"]) == (name == CONFIRMING)]
@@ -486,7 +486,7 @@ def test_what_is_verified_is_the_decoder_that_is_promised(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Fresh examples are decoded by the decoder that confirmed, at the promised thresholds; a sweep decodes nothing."""
+    """Verify decodes fresh examples by the decoder that confirmed, at the promised thresholds, without a sweep."""
     decoded: list[tuple[float, ...]] = []
 
     class Watched(ServedBranches):
@@ -508,7 +508,7 @@ def test_what_is_verified_is_the_decoder_that_is_promised(
 def test_who_has_confirmed_chooses_nothing(
     calibrated: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their generations are no calibration set: what was not confirmed is not proved by asking them for less."""
+    """Generations of the holdout are refused as a calibration set: they cannot choose another threshold."""
     asked = ("--metric=token_f1", "--delta=0.95", f"--output={tmp_path / 'out'}")
     assert main(["calibrate", f"--generations={calibrated / 'confirmation'}", *asked]) == 2
     assert "its examples are a holdout that has already confirmed a choice" in capsys.readouterr().err
@@ -517,7 +517,7 @@ def test_who_has_confirmed_chooses_nothing(
 
 
 def test_plan_refuses_it_as_a_pilot(calibrated: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What confirming takes is not forecast."""
+    """`plan` refuses a pilot with a holdout, whose cost it does not forecast."""
     assert main(["plan", f"--pilot={calibrated}", "--examples=1000"]) == 2
     assert "was made with --holdout_share, and what confirming takes is not forecast" in capsys.readouterr().err
 
@@ -526,7 +526,7 @@ def test_plan_refuses_it_as_a_pilot(calibrated: pathlib.Path, capsys: pytest.Cap
 def test_worker_processes_confirm(
     model: pathlib.Path, data: pathlib.Path, calibrated: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Two of them come to the same entries."""
+    """Two worker processes give the same entries."""
     flags = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
     assert _calibrate(model, data, tmp_path / "out", _CONFIRM, *flags) == 0
     assert _entries(tmp_path / "out") == _entries(calibrated)

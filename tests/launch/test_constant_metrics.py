@@ -1,4 +1,4 @@
-"""Metrics that tell nothing end calibrate, evaluate and verify, and nothing is written."""
+"""Constant metrics end calibrate, evaluate and verify, and nothing is written."""
 
 import json
 import pathlib
@@ -16,12 +16,12 @@ _NEVER_MOVES = "on all 20 examples every output scores as the full model's does"
 
 
 def one(candidate: str, references: Sequence[str]) -> float:
-    """Returns the best score there is for whatever it gets."""
+    """Returns the best score for every text."""
     return 1.0
 
 
 def by_reference(candidate: str, references: Sequence[str]) -> float:
-    """Returns a score that is not constant, but says nothing of the output."""
+    """Returns a score that varies, but does not depend on the output."""
     return 1 / len(references[0])
 
 
@@ -31,7 +31,7 @@ def _rows(name: str, references: Sequence[str]) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with a model, data, and a calibration by a metric that tells something."""
+    """A folder with a model, data, and a calibration by an informative metric."""
     folder = tmp_path_factory.mktemp("calibrated")
     write_model(folder / "model", vocabulary=write_vocabulary(folder / "trained.model"))
     write_rows(folder / "rows.jsonl", _rows("row", ["the elk"]))
@@ -52,7 +52,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
             for command in ("calibrate", "evaluate")
         ),
         ("calibrate", [f"--metric={_BY_REFERENCE}", "--consistency=risk"], f"says nothing here: {_NEVER_MOVES}"),
-        # One that tells something does not help another.
+        # An informative metric does not excuse a constant one.
         ("calibrate", [f"--metric=token_f1,{_CONSTANT}"], f'metric "{_CONSTANT}" says nothing here: {_NEVER_MOVES}'),
     ],
 )
@@ -64,7 +64,7 @@ def test_nothing_is_promised(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Losses that are 0 whatever exits do give no manifest and no table: status 1, with the texts of an example."""
+    """Losses that are 0 at all exits give no manifest and no table: status 1, with the texts of an example."""
     arguments = [f"--generations={calibrated / 'out'}", f"--output={tmp_path / 'new'}"]
     more = [f"--checkpoint={calibrated / 'model'}", "--trials=2"] if command == "evaluate" else []
     assert main([command, *arguments, *more, *flags]) == 1
@@ -78,7 +78,7 @@ def test_nothing_is_promised(
 def test_a_sequential_run_ends_early(
     calibrated: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A metric that has proved the whole grid and told nothing ends a run in that round, whatever others wait for."""
+    """A constant metric that has proved the whole grid ends a sequential run in that round, whatever others need."""
     out = tmp_path / "out"
     paths = [f"--checkpoint={calibrated / 'model'}", f"--data={calibrated / 'rows.jsonl'}", f"--output={out}"]
     goal = [f"--metric=token_f1,{_CONSTANT}", "--delta=0.2", "--epsilon=0.5"]
@@ -94,7 +94,7 @@ def test_a_sequential_run_ends_early(
 def test_a_promise_cannot_be_verified_by_it(
     calibrated: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fresh data on which the full model scores 0 prove nothing, and say so."""
+    """Verification on fresh data on which the full model scores 0 is refused."""
     arguments = [f"--generations={calibrated / 'out'}", f"--output={tmp_path / 'risk'}", "--delta=0.9"]
     assert main(["calibrate", *arguments, "--metric=edit_distance", "--consistency=risk", "--epsilon=0.5"]) == 0
     manifest = json.loads((tmp_path / "risk" / "manifest.json").read_text())

@@ -1,4 +1,4 @@
-"""`calm-beam convert`: the same model in another layout, or nothing at all."""
+"""`calm-beam convert`: the same model in another layout, written atomically."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ def model(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_there_and_back(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Native to T5X and back: the same weights and vocabulary, told on stdout with the fingerprint."""
+    """Native to T5X and back gives the same weights and vocabulary; stdout has the fingerprint."""
     t5x, native = tmp_path / "t5x", tmp_path / "native"
     assert main(["convert", f"--checkpoint={model}", f"--output={t5x}", "--layout=t5x", "--step=2000"]) == 0
     fingerprint = load_checkpoint(model).fingerprint()
@@ -55,7 +55,7 @@ def test_a_step_stays_what_it_was(tmp_path: pathlib.Path) -> None:
 
 
 def test_from_hugging_face(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Hugging Face T5 is converted with its vocabulary, which keeps the name by which it is read in its own way."""
+    """A Hugging Face T5 is converted with its vocabulary, whose file keeps its name, which decides how it is read."""
     config = build_config(num_encoder_layers=1, tied_head=True, gated_mlp=False)
     source = write_hugging_face(tmp_path / "source", config, build_arrays(config, 0))
     (source / "spiece.model").write_bytes(b"pieces")
@@ -69,7 +69,7 @@ def test_from_hugging_face(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 
 
 def test_sentinels_go_along(tmp_path: pathlib.Path) -> None:
-    """Sentinels that Hugging Face keeps beside a vocabulary, and added tokens, go along to all layouts."""
+    """Sentinels in Hugging Face's tokenizer files, and added tokens, are carried to all layouts."""
     config = build_config(num_encoder_layers=1)
     source = write_hugging_face(tmp_path / "source", config, build_arrays(config, 0))
     train_vocabulary(source / "spiece.model")
@@ -84,7 +84,7 @@ def test_sentinels_go_along(tmp_path: pathlib.Path) -> None:
 
 
 def test_without_a_vocabulary(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model without a vocabulary is converted without one, and that is said."""
+    """A model without a vocabulary is converted without one, and a message says so."""
     model = write_model(tmp_path / "model")
     for layout in ("native", "hugging_face", "t5x"):
         output = tmp_path / layout
@@ -94,7 +94,7 @@ def test_without_a_vocabulary(tmp_path: pathlib.Path, capsys: pytest.CaptureFixt
 
 
 def test_rounding_is_told(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As float16, the model is another one, whose fingerprint is told beside that of the old one."""
+    """Converting to float16 prints the new fingerprint together with the old one."""
     output = tmp_path / "half"
     flags = [f"--checkpoint={model}", f"--output={output}", "--layout=native", "--dtype=float16"]
     assert main(["convert", *flags]) == 0
@@ -217,7 +217,7 @@ def test_what_cannot_be_written(
 
 
 def test_what_the_arrays_do_not_show(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the user says of a T5X model is carried by both layouts written, and what is assumed is said."""
+    """Both layouts carry the user's declarations about a T5X model, and assumptions are printed."""
     write_t5x(tmp_path / "run", build_arrays(CONFIG, 0))
     command = ["convert", f"--checkpoint={tmp_path / 'run'}"]
     assert main([*command, f"--output={tmp_path / 'plain'}", "--layout=native"]) == 0
@@ -261,7 +261,7 @@ def test_arrays_are_left_out(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_commands_of_the_docstring(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands that the docstring offers for pasting work, one after the other."""
+    """The commands in the module's docstring run, one after the other."""
     config = build_config(num_encoder_layers=1)
     write_hugging_face(tmp_path / "flan-t5-small", config, build_arrays(config, 0))
     monkeypatch.chdir(tmp_path)
@@ -280,7 +280,7 @@ def test_the_commands_of_the_docstring(tmp_path: pathlib.Path, monkeypatch: pyte
 def test_decoder_only_models_become_native_and_not_t5x(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The native layout holds both architectures with one fingerprint; T5X's holds T5s."""
+    """The native layout holds both architectures with one fingerprint each; T5X's holds T5 only."""
     folder = write_decoder_only(tmp_path / "theirs")
     assert main(["convert", f"--checkpoint={folder}", f"--output={tmp_path / 'ours'}", "--layout=native"]) == 0
     assert load_checkpoint(tmp_path / "ours").fingerprint() == load_checkpoint(folder).fingerprint()

@@ -1,4 +1,4 @@
-"""No mark of success is written over a shard that was damaged, whichever command resumes."""
+"""No command that resumes marks an output with a damaged shard as successful."""
 
 import pathlib
 import shutil
@@ -16,7 +16,7 @@ _MARKS = ("complete.json", "stopped.json")
 
 
 def _flip_a_bit(path: pathlib.Path) -> None:
-    """Damages the tokens of a shard, and nothing that it says about itself."""
+    """Damages the tokens of a shard, but not its metadata."""
     group = pyarrow.parquet.ParquetFile(path).metadata.row_group(0)
     columns = [group.column(index) for index in range(group.num_columns)]
     tokens = next(column for column in columns if "tokens" in column.path_in_schema)
@@ -27,7 +27,7 @@ def _flip_a_bit(path: pathlib.Path) -> None:
 
 
 def _without_result(output: pathlib.Path) -> None:
-    """Takes away what tells that a run has ended: what a run that was killed at its very end leaves."""
+    """Removes the mark of a finished run, as if the run was killed at its very end."""
     for name in ("manifest.json", "risk_table.csv", "report.html", *_MARKS):
         for path in output.rglob(name):
             path.unlink()
@@ -76,7 +76,7 @@ def _generates(here: pathlib.Path, *flags: str) -> list[list[str]]:
     ("output", "shards", "command"),
     [
         ("whole", "generations/*/*.parquet", _calibrate),
-        # By another rule: nothing is decoded any more.
+        # By another rule, for which nothing more is decoded.
         ("rounds", "generations/*/*.parquet", lambda here, *more: _sequential(here, "--stop_at_threshold=0.95", *more)),
         ("rounds", "generations/*/*.parquet", _sequential),
         ("confirmed", "confirmation/generations/*/*.parquet", _confirm),
@@ -94,9 +94,9 @@ def test_a_damaged_shard_gets_no_mark(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A run that resumes beside a shard with a flipped bit names it, and writes neither a mark nor a manifest."""
+    """A run that resumes names a shard with a flipped bit, and writes neither a mark nor a manifest."""
     kept = tmp_path / "kept"
-    # In its place, since paths are part of what is resumed.
+    # The copy takes its place, since paths are part of what is resumed.
     shutil.copytree(here / output, kept)
     _without_result(here / output)
     damaged = sorted((here / output).glob(shards))[-1]
@@ -109,7 +109,7 @@ def test_a_damaged_shard_gets_no_mark(
         assert "--resume: the shard is then" in message
         places = (damaged.parent, here / output)
         assert not [name for name in ("manifest.json", *_MARKS) for place in places if (place / name).exists()]
-        # The twin: as it was written, it is gone on with.
+        # The undamaged shard is resumed (the twin).
         damaged.write_bytes(whole)
         assert main(command(here, "--resume")) == 0
     finally:
@@ -118,7 +118,7 @@ def test_a_damaged_shard_gets_no_mark(
 
 
 def test_damaged_lines_are_published_again(here: pathlib.Path) -> None:
-    """JSON lines are made of the shards beside them: those that were damaged are made anew on the way to the mark."""
+    """Damaged JSON lines are written again from their shards before the mark of success."""
     output = here / "jsonl"
     (output / "complete.json").unlink()
     path = sorted(output.glob("*.jsonl.gz"))[0]

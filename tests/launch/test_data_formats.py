@@ -1,4 +1,4 @@
-"""The commands on data of every format: the same content gives the same results, and what is wrong is said first."""
+"""Data of every format: the same content gives the same results, and errors are reported first."""
 
 import json
 import pathlib
@@ -59,7 +59,7 @@ def from_jsonl(model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_same_examples_same_results(
     name: str, model: pathlib.Path, from_jsonl: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Whatever format examples come in, the risk table is the same to the byte, and so are data and choices."""
+    """The same examples in any format give the same risk table to the byte, the same data hash and choices."""
     output = tmp_path / "out"
     assert _calibrate(model, output, *_FORMATS[name](tmp_path), "--consistency=textual,risk") == 0
     assert (output / "risk_table.csv").read_bytes() == (from_jsonl / "risk_table.csv").read_bytes()
@@ -74,7 +74,7 @@ def test_same_examples_same_results(
 
 
 def test_plain_text_gives_what_jsonl_without_references_gives(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A file of lines is calibrated for textual consistency as rows with nothing but inputs are."""
+    """A file of lines is calibrated for textual consistency as rows with inputs only are."""
     lines = tmp_path / "a.txt"
     lines.write_text("".join(f"{row['input']}\n" for row in _ROWS))
     rows = write_rows(tmp_path / "a.jsonl", [{"input": row["input"]} for row in _ROWS])
@@ -87,7 +87,7 @@ def test_plain_text_gives_what_jsonl_without_references_gives(model: pathlib.Pat
 
 
 def test_generations_know_how_data_were_read(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Fields are part of what a run is: it is not gone on with by other names, and the job says them."""
+    """Field names are part of a run: it is not resumed with others, and the job receives them."""
     rows = [{"question": row["input"], "answer": row["references"][0]} for row in _ROWS]
     data = write_rows(tmp_path / "a.rows", rows)
     named = [f"--data={data}", "--data_format=jsonl", "--inputs_field=question"]
@@ -103,7 +103,7 @@ def test_generations_know_how_data_were_read(model: pathlib.Path, tmp_path: path
 def test_other_commands_read_every_format(
     model: pathlib.Path, from_jsonl: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Decode writes the same rows from Parquet; verify knows the calibration set again in it."""
+    """Decode writes the same rows from Parquet, and verify recognises the calibration set in it."""
     paths = [write_parquet(tmp_path / "a.parquet", _ROWS), write_rows(tmp_path / "a.jsonl", _ROWS)]
     for path in paths:
         flags = [f"--checkpoint={model}", f"--data={path}", f"--output={path}.out", *SHORT_FLAGS]
@@ -137,7 +137,7 @@ def test_what_is_wrong_is_said_first(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Formats, fields and tasks that cannot be read have status 2, and nothing is written."""
+    """Formats, fields and tasks that cannot be read give status 2, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     for name in ("a.csv", "a.txt"):
         pathlib.Path(name).write_text("a line\n")
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said_first(
 
 
 def test_one_shard_of_a_task_is_previewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task of a thousand shards is looked at in one that has examples; files are looked at each."""
+    """Of a task with a thousand shards, one that has examples is previewed; of files, each."""
     opened: list[str] = []
 
     def read(path: str, reading: Reading) -> Iterator[Example]:
@@ -164,7 +164,7 @@ def test_one_shard_of_a_task_is_previewed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_training_reads_every_format(tmp_path: pathlib.Path) -> None:
-    """The rows to learn from are the same, and so are those of a task and its splits."""
+    """Training reads the same rows from every format, and from a task and its splits."""
     paths = [write_rows(tmp_path / "a.jsonl", _ROWS), write_parquet(tmp_path / "a.parquet", _ROWS)]
     rows = [read_rows("--data", [str(path)], reading=Reading()) for path in paths]
     assert rows[0] == rows[1]
@@ -186,7 +186,7 @@ def test_training_reads_every_format(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_training_without_data(given: dict[str, Any], message: str) -> None:
-    """What names no data, or two, is refused."""
+    """Training without data, or with two sources, is refused."""
     with pytest.raises(UsageError, match=re.escape(message)):
         TrainRequest(output="x", **given)
 
@@ -209,7 +209,7 @@ def test_missing_extras_are_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Who lacks a package is told before work starts which extra brings it."""
+    """A missing package is reported before work starts, with the extra that installs it."""
     monkeypatch.chdir(tmp_path)
     for name in ("a.tfrecord", "a.txt"):
         pathlib.Path(name).write_text("a line\n")

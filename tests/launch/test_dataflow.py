@@ -1,4 +1,4 @@
-"""What is checked and filled in before a job is submitted to Dataflow."""
+"""Checks and defaults before a job is submitted to Dataflow."""
 
 import re
 import sys
@@ -47,7 +47,7 @@ def _prepare(
     ],
 )
 def test_dataflow_is_recognised(flags: list[str], expected: bool) -> None:
-    """Dataflow is told from other runners by every name that Beam takes for it."""
+    """Every name that Beam takes for Dataflow is recognised, and no other runner's."""
     assert is_dataflow(PipelineOptions(flags)) == expected
 
 
@@ -62,13 +62,13 @@ def test_other_runners_are_left_alone(runner: str) -> None:
 
 @pytest.mark.parametrize("missing", ["--project", "--region", "--temp_location"])
 def test_the_place_is_needed(missing: str) -> None:
-    """Without project, region or a place for temporary files, the job is refused with the flag."""
+    """Without project, region or a folder for temporary files, the job is refused with the flag."""
     with pytest.raises(UsageError, match=f"^{missing} is missing: "):
         _prepare(*(flag for flag in _PLACE if not flag.startswith(missing)), _IMAGE)
 
 
 def test_one_place_for_files_is_enough() -> None:
-    """`--staging_location` alone will do: Beam takes it for temporary files too."""
+    """`--staging_location` alone is enough: Beam takes it for temporary files too."""
     _prepare(*_PLACE[:3], "--staging_location=gs://bucket/staging", _IMAGE)
 
 
@@ -89,7 +89,7 @@ def test_workers_read_no_local_disk(flag: str) -> None:
 
 
 def test_google_clients_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Google's clients the extra is named, rather than an import that failed."""
+    """Without Google's clients the error names the extra, not a failed import."""
     monkeypatch.setitem(sys.modules, "apache_beam.runners.dataflow.internal", None)
     monkeypatch.delitem(sys.modules, "apache_beam.runners.dataflow.internal.apiclient", raising=False)
     with pytest.raises(UsageError, match=re.escape("pip install 'calm-beam[dataflow]'")):
@@ -121,7 +121,7 @@ def test_an_accelerator_is_used_by_one_process_and_thread() -> None:
 
 
 def test_a_tpu_is_given_to_all_workers() -> None:
-    """A TPU is a service option beside those of the user, with the machine that carries it."""
+    """A TPU is added to the user's service options, with the machine type that carries it."""
     flags = (*_PLACE, _IMAGE, "--dataflow_service_options=enable_google_cloud_profiler")
     options = _prepare(*flags, accelerator="tpu-v5-lite-podslice")
     assert options.view_as(GoogleCloudOptions).dataflow_service_options == [
@@ -133,7 +133,7 @@ def test_a_tpu_is_given_to_all_workers() -> None:
 
 
 def test_a_pool_of_accelerators_gets_the_same_defaults() -> None:
-    """Who asks for accelerators in all workers by Beam's own flag still gets one process per worker."""
+    """Accelerators for all workers by Beam's own flag also get one process per worker."""
     option = "worker_accelerator=type:nvidia-l4;count:1;install-nvidia-driver"
     options = _prepare(*_PLACE, _IMAGE, f"--dataflow_service_options={option}", "--worker_machine_type=g2-standard-4")
     assert options.view_as(DebugOptions).experiments == ["no_use_multiple_sdk_containers"]
@@ -168,7 +168,7 @@ def test_more_first_workers_than_shards() -> None:
 
 
 def test_idle_workers_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
-    """More workers than shards are told of, since the others would have nothing to decode; fewer are not."""
+    """A message says that more workers than shards have nothing to decode; fewer workers get none."""
     _prepare(*_PLACE, _IMAGE, "--max_num_workers=10")
     assert capsys.readouterr().err == ""
     _prepare(*_PLACE, _IMAGE, "--max_num_workers=11")

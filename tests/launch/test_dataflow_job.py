@@ -1,4 +1,4 @@
-"""The jobs that commands submit to Dataflow: Beam's own runner against stand-ins for the services."""
+"""The jobs that commands submit to Dataflow: Beam's own runner against fake services."""
 
 import dataclasses
 import io
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 _ROOT = pathlib.Path(__file__).parents[2]
 _DECODE = "DecodeExamples/DecodeShards"
 _IMAGE = "us-docker.pkg.dev/a-project/calm-beam/worker:1"
-# What a worker's exception looks like in the messages of a job.
+# A worker's exception as it looks in the messages of a job.
 _TRACE = """Traceback (most recent call last):
   File "apache_beam/runners/common.py", line 1498, in apache_beam.runners.common.DoFnRunner.process
 calm_beam.inputs.examples.DataError: gs://bucket/rows.jsonl, line 7: bad [while running 'ReadExamples/ParseExamples-31']
@@ -38,13 +38,13 @@ calm_beam.inputs.examples.DataError: gs://bucket/rows.jsonl, line 7: bad [while 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """The stand-ins, and a bucket with a model and data.
+    """The fake services, and a bucket with a model and data.
 
     Attributes:
       bucket: Its address.
       storage: The storage service.
       dataflow: The job service.
-      environment: By which a process finds them.
+      environment: Variables by which a process finds them.
       folder: An empty folder, far from the sources.
     """
 
@@ -63,13 +63,13 @@ class _Place:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """What a run of the command left.
+    """Status, output and job of a run of the command.
 
     Attributes:
       status: Its exit status.
       output: What it printed.
       errors: What it printed to stderr.
-      job: The job, as Dataflow got it or as it stands in the template.
+      job: The job, as Dataflow got it or as the template has it.
       pipeline: The pipeline that was staged.
     """
 
@@ -93,7 +93,7 @@ class _Run:
         return pool
 
     def assignment(self) -> SweepAssignment:
-        """Returns what the step is told that decodes."""
+        """Returns the settings of the step that decodes."""
         (step,) = [step for step in self.pipeline.components.transforms.values() if step.unique_name == _DECODE]
         payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
         assignment = pickler.loads(payload.do_fn.payload)[0]._assignments[0]
@@ -116,7 +116,7 @@ class _Run:
 
 @pytest.fixture(scope="module")
 def place(_cloud_service: CloudService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Place]:
-    """Running stand-ins, and a bucket with a tiny model and six prompts."""
+    """Running fake services, and a bucket with a tiny model and six prompts."""
     folder = tmp_path_factory.mktemp("dataflow")
     environment = {**_cloud_service.environment(), "CALM_BEAM_CACHE": str(folder / "cache")}
     with pytest.MonkeyPatch.context() as patch, serving_dataflow() as dataflow:
@@ -138,14 +138,14 @@ def _calibrate(place: _Place, name: str, *flags: str) -> tuple[int, str, str]:
 
 
 def _run(place: _Place, command: str, name: str, *flags: str) -> tuple[int, str, str]:
-    """Runs a command, and returns its exit status and what it printed; without a name, it has no output."""
+    """Runs a command without `--output` unless it has a name, and returns its exit status and output."""
     process = _started(place, command, name, *flags)
     output, errors = process.communicate(timeout=240)
     return process.returncode, output, errors
 
 
 def _started(place: _Place, command: str, name: str, *flags: str) -> "subprocess.Popen[str]":
-    """Starts the command in a process of its own: Beam keeps credentials and clients for good."""
+    """Starts the command in a process of its own, since Beam keeps credentials and clients for good."""
     arguments = [
         command,
         "--runner=DataflowRunner",
@@ -188,14 +188,14 @@ def _submitted_by(place: _Place, command: str, name: str, *flags: str) -> _Run:
 
 @pytest.fixture(scope="module")
 def from_sources(place: _Place) -> _Run:
-    """A job on plain machines whose workers install the sources; it fails for a bad line of the data."""
+    """A job on plain machines whose workers install the sources, which fails for a bad line of the data."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_FAILED", [_TRACE]
     return _submitted(place, "from_sources", "--num_shards=12", "--worker_machine_type=n2-standard-8")
 
 
 @pytest.fixture(scope="module")
 def on_gpus(place: _Place) -> _Run:
-    """A job that decodes on GPUs, in an image; it ends well, but nothing was run, so there is no manifest."""
+    """A job that decodes on GPUs in an image, and ends well without a manifest, since nothing was run."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
     flags = (f"--sdk_container_image={_IMAGE}", "--accelerator=nvidia-l4", "--num_shards=12", "--max_num_workers=3")
     return _submitted(place, "on_gpus", *flags)
@@ -227,7 +227,7 @@ def test_steps(from_sources: _Run) -> None:
 
 
 def test_workers_read_cloud_storage(place: _Place, from_sources: _Run) -> None:
-    """The step that decodes is told paths on Cloud Storage, never those of a copy on the launching machine."""
+    """The step that decodes has paths on Cloud Storage, never those of a copy on the launching machine."""
     assignment = from_sources.assignment()
     assert assignment.job.model.uri == f"{place.bucket}/model"
     assert assignment.stored.directory.startswith(f"{place.bucket}/from_sources/")
@@ -238,7 +238,7 @@ def test_plain_machines(from_sources: _Run) -> None:
     """A job without accelerators has the machines that were named, scales up to its shards, and fills their cores."""
     pool = from_sources.pool
     assert pool["machineType"] == "n2-standard-8"
-    # 2 is by throughput.
+    # 2 is scaling by throughput.
     assert pool["autoscalingSettings"] == {"algorithm": 2, "maxNumWorkers": 12}
     experiments = from_sources.job["environment"]["experiments"]
     assert "use_multiple_sdk_containers" in experiments
@@ -254,7 +254,7 @@ def test_image_without_one(from_sources: _Run) -> None:
 
 
 def test_the_staged_package_is_whole(place: _Place, from_sources: _Run) -> None:
-    """The package that workers install has every module of the three floors, as it stands in the sources."""
+    """The package that workers install has every module of the three floors, equal to the sources."""
     packages = {package["name"]: package["location"] for package in from_sources.pool["packages"]}
     bucket = f"storage.googleapis.com/{place.bucket[5:]}/"
     content = place.read(packages["workflow.tar.gz"].removeprefix(bucket))
@@ -279,7 +279,7 @@ def test_the_staged_package_is_whole(place: _Place, from_sources: _Run) -> None:
 
 
 def test_what_a_job_fails_with(from_sources: _Run) -> None:
-    """The job's address is told at once, and what ended it in our own words alone, with exit status 1."""
+    """A failing job's address is printed at once, then only our own error message, with status 1."""
     assert from_sources.status == 1
     assert "job https://console.cloud.google.com/dataflow/jobs/us-central1/job-" in from_sources.errors
     last = from_sources.errors.strip().splitlines()[-1]
@@ -294,7 +294,7 @@ def test_ctrl_c_ends_the_watching_alone(place: _Place) -> None:
         place, "calibrate", "interrupted", "--metric=token_f1", *SHORT_FLAGS, f"--sdk_container_image={_IMAGE}"
     )
     assert place.dataflow.was_asked.wait(200)
-    # What the command takes for Ctrl-C too, which is ignored below a shell that started the tests in the background.
+    # The command takes SIGTERM for Ctrl-C; SIGINT is ignored below a shell that started tests in the background.
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=200)
     assert (process.returncode, output) == (130, "")
@@ -359,7 +359,7 @@ def calibrated(place: _Place) -> str:
 
 
 def _check_gpus(run: _Run) -> None:
-    """Asserts that the one step that decodes has the hint, and what goes with it is that of a calibration."""
+    """Asserts that only the step that decodes has the hint, and that the other flags are those of a calibration."""
     hint = b"type:nvidia-l4;count:1;machine_type:g2-standard-4;install-nvidia-driver"
     assert run.hints() == {_DECODE: {common_urns.resource_hints.ACCELERATOR.urn: hint}}
     pool = run.pool
@@ -374,7 +374,7 @@ def _left(place: _Place, part: str) -> list[str]:
 
 
 def test_decode(place: _Place) -> None:
-    """Decode sends out the sweep alone, into a folder beside its output, and misses what nobody has decoded."""
+    """Decode submits the sweep alone, into a folder next to its output, and reports missing rows."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
     run = _submitted_by(place, "decode", "outputs.jsonl", *SHORT_FLAGS, *_ON_GPUS)
     _check_gpus(run)
@@ -388,7 +388,7 @@ def test_decode(place: _Place) -> None:
 
 
 def test_verify(place: _Place, calibrated: str) -> None:
-    """Verify sends out the sweep alone, at the promised thresholds, into a folder below --temp_location."""
+    """Verify submits the sweep alone, at the promised thresholds, into a folder below --temp_location."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
     flags = (f"--manifest={calibrated}", f"--data={place.bucket}/fresh.jsonl", "--batch_size=4", *_ON_GPUS)
     run = _submitted_by(place, "verify", "", *flags)
@@ -403,7 +403,7 @@ def test_verify(place: _Place, calibrated: str) -> None:
 
 
 def test_splits(place: _Place, calibrated: str) -> None:
-    """The splits of stored generations are scored on plain machines, into the output directory."""
+    """Splits of stored generations are scored on plain machines, into the output directory."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
     flags = (f"--generations={calibrated}", f"--sdk_container_image={_IMAGE}", "--metric=token_f1", "--trials=3")
     run = _submitted_by(place, "evaluate", "splits", *flags)
@@ -416,7 +416,7 @@ def test_splits(place: _Place, calibrated: str) -> None:
 
 
 def test_sweeps_of_splits(place: _Place) -> None:
-    """Evaluate sends out the sweep of each measure first, with the accelerator, as calibrate does."""
+    """Evaluate first submits the sweep of each measure, with the accelerator, as calibrate does."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
     flags = (*SHORT_FLAGS, *_ON_GPUS, "--metric=token_f1", "--trials=3", "--confidence=softmax")
     run = _submitted_by(place, "evaluate", "swept", *flags)
@@ -427,7 +427,7 @@ def test_sweeps_of_splits(place: _Place) -> None:
 
 
 def test_experiments(place: _Place) -> None:
-    """A sample goes out with its first sweep, whose outputs wait below --temp_location; tables are written here."""
+    """A sample is submitted with its first sweep, whose outputs go below --temp_location; tables are written here."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
     sizes = ("--max_input_length=32", "--max_decode_length=6", f"--output={place.folder}/sampled")
     asked = ("--experiment=tradeoff", "--confidence=softmax", "--thresholds=0.5,0", "--metric=token_f1")
@@ -444,7 +444,7 @@ def test_experiments(place: _Place) -> None:
 
 
 def test_ctrl_c_leaves_what_a_job_still_writes(place: _Place) -> None:
-    """Interrupted, decode says that nobody will read what the job writes, and where that is."""
+    """Interrupted, decode says where the job writes, and that its output will not be read."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_RUNNING", []
     place.dataflow.was_asked.clear()
     process = _started(place, "decode", "rows.jsonl", *SHORT_FLAGS, f"--sdk_container_image={_IMAGE}", "--overwrite")

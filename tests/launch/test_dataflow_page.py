@@ -18,7 +18,7 @@ _FULL_NAMES = dict(re.findall(r"^\| `((?:nvidia|tpu)-[^`]+)` \| `([^`]+)` \|$", 
 
 
 def test_the_first_command_is_understood() -> None:
-    """The command that the page starts with is one that calibrate takes."""
+    """Calibrate accepts the first command of the page."""
     first = _COMMANDS[0]
     assert first[:2] == ["calm-beam", "calibrate"]
     flags, _ = parse_flags(flag_parsers()[0], first[2:])

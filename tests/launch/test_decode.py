@@ -66,7 +66,7 @@ def test_rows(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Captur
 def test_what_no_array_shows_reaches_the_workers(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A T5X model is decoded as declared, as a native one that carries the same; what is assumed is said."""
+    """A T5X model is decoded as declared, like a native one with the same declarations; assumptions are printed."""
     write_t5x(tmp_path / "run", build_arrays(CONFIG, 0))
     config = dataclasses.replace(CONFIG, activation="silu")
     silu = write_model(tmp_path / "silu", config=config)
@@ -151,7 +151,7 @@ def test_failed_prompts_have_a_row(tmp_path: pathlib.Path, capsys: pytest.Captur
 def test_a_failed_run_leaves_nothing(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the run fails, the old output stays as it was, and no temporary file stays beside it."""
+    """A failed run leaves the old output unchanged and no temporary file."""
     rows = [*id_rows(120), {"id": "row-3", "input_ids": [5, 1]}]
     data = write_rows(tmp_path / "rows.jsonl", rows)
     (tmp_path / "out.jsonl").write_text("old")
@@ -164,7 +164,7 @@ def test_a_failed_run_leaves_nothing(
 def test_output_appears_whole_or_not_at_all(
     model: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A disk that is full at the end gives status 1, and no part of the output."""
+    """A disk that is full at the end gives status 1 and no partial output."""
 
     def fail(_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -223,7 +223,7 @@ def test_bad_usage(
 def test_thresholds_are_required(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which thresholds to decode at is the user's to say; either flag does."""
+    """Thresholds to decode at are required; either flag will do."""
     data = write_rows(tmp_path / "rows.jsonl", id_rows(2))
     flags = [f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'out.jsonl'}", *SHORT_FLAGS[1:]]
     assert main(["decode", *flags]) == 2
@@ -237,7 +237,7 @@ def test_thresholds_are_required(
 def test_devices_that_share_a_model(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On eight devices of which two share a model, prompts have the outputs of one; too few devices end the run."""
+    """On eight devices with two per model, outputs are those of one device; too few devices end the run."""
     data = write_rows(tmp_path / "rows.jsonl", id_rows(12))
     alone, together = tmp_path / "alone.jsonl", tmp_path / "together.jsonl"
     assert _decode(model, data, alone) == 0

@@ -16,7 +16,7 @@ from tests.numpy_llama import NumpyLlama
 
 @pytest.mark.slow
 def test_a_decoder_only_model_is_calibrated_and_served(tmp_path: pathlib.Path) -> None:
-    """Prompts of mixed lengths, with id 0 among them; answers are those of plain numpy at the manifest's threshold."""
+    """Prompts of mixed lengths that contain id 0 are answered as by plain numpy at the manifest's threshold."""
     config = build_llama_config(
         vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=32, max_positions=128, end_ids=(1, 7), exit_classifier=2
     )
@@ -78,7 +78,7 @@ def test_in_bfloat16_the_manifest_says_so_and_serving_follows(
 
 
 def test_without_its_tokenizer_it_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Token ids that end outputs would stand in the texts that are compared, as if they were content."""
+    """Without its tokenizer the model is refused, since end-of-sequence ids would be compared as content."""
     config = build_llama_config(vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=32, max_positions=128, end_ids=(1, 7))
     write_native(tmp_path / "model", config, arrays=build_llama_arrays(config, 1), vocabulary_path=None)
     (tmp_path / "data.jsonl").write_text(json.dumps({"id": "a", "input_ids": [5, 9]}) + "\n")

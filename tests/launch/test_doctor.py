@@ -1,4 +1,4 @@
-"""`calm-beam doctor`: what it finds, says and returns."""
+"""`calm-beam doctor`: its checks, messages and status."""
 
 import dataclasses
 import importlib.metadata
@@ -23,7 +23,7 @@ _TRIAL = trial.Trial(prompt="A cat.", answer="Un chat.", layers=2.5, num_layers=
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
-    """A doctor that takes its small run for done, and the folder of the cache."""
+    """A doctor that skips its small run, and the folder of the cache."""
     monkeypatch.setattr(trial, "run_trial", lambda: _TRIAL)
     monkeypatch.setattr(machine, "why_unavailable", lambda: "it is not built in")
     monkeypatch.setattr(command, "_NVIDIA_DRIVER", str(tmp_path / "driver"))
@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Pa
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What distributions require, which a test may set; others are as they are."""
+    """The requirements of distributions, which a test may set; others are unchanged."""
     requirements: dict[str, list[str]] = {}
     known = importlib.metadata.requires
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: requirements.get(name, known(name)))
@@ -48,7 +48,7 @@ def _doctor(*flags: str) -> int:
 
 @pytest.mark.slow
 def test_the_small_run_agrees_here() -> None:
-    """What is served of the demo model is what was swept, and fewer layers than all were used."""
+    """Serving the demo model gives what the sweep gave, with fewer layers than all."""
     found = trial.run_trial()
     assert found.difference is None
     assert 1 <= found.layers < found.num_layers == 8
@@ -58,7 +58,7 @@ def test_the_small_run_agrees_here() -> None:
 
 
 def test_all_is_well(quick: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Versions, extras, devices, memory, cache and the small run stand in tables; the status is 0."""
+    """Tables show versions, extras, devices, memory, cache and the small run; the status is 0."""
     quick.mkdir()
     (quick / "kept").write_bytes(b"x" * (3 << 20))
     assert _doctor() == 0
@@ -75,7 +75,7 @@ def test_all_is_well(quick: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
 def test_native_code_is_named(
     quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its instruction set, and all that this machine could take."""
+    """The engine is shown with its instruction set, and all that this machine supports."""
     monkeypatch.setattr(machine, "why_unavailable", lambda: None)
     monkeypatch.setattr(machine, "instruction_set", lambda: "avx2")
     monkeypatch.setattr(machine, "instruction_sets_here", lambda: ("avx2", "portable"))
@@ -87,7 +87,7 @@ def test_native_code_is_named(
 def test_the_same_for_programs(
     quick: pathlib.Path, asked: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --json, one object says the same."""
+    """With --json, one object holds the same."""
     asked["calm-beam"] = ["jax>=0.1"]
     assert _doctor("--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -105,7 +105,7 @@ def test_the_same_for_programs(
 def test_packages_that_are_not_as_asked(
     quick: pathlib.Path, asked: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A package that is missing, or in another version, is a problem that says what to install; the status is 1."""
+    """A missing package, or another version, is a problem that says what to install; the status is 1."""
     asked["calm-beam"] = ["numpy<2,>=1", "no-such-package>=3"]
     assert _doctor() == 1
     printed = capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_packages_that_are_not_as_asked(
 
 
 def test_extras_name_what_they_lack(asked: dict[str, list[str]]) -> None:
-    """An extra without its packages is no problem; extras of its packages count, markers decide."""
+    """An extra without its packages is no problem; nested extras count, and markers are respected."""
     asked["calm-beam"] = [
         'numpy>=1; extra == "plots"',
         'no-such-package; extra == "plots"',
@@ -133,7 +133,7 @@ def test_extras_name_what_they_lack(asked: dict[str, list[str]]) -> None:
 def test_of_many_packages_that_an_extra_lacks_some_are_named(
     asked: dict[str, list[str]], quick: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three, and how many there are besides; all of them as JSON."""
+    """Three missing packages of an extra are named, with the number of others; JSON has all of them."""
     asked["calm-beam"] = [f'absent-{letter}; extra == "gguf"' for letter in "abcde"]
     assert _doctor() == 0
     assert "without absent-a, absent-b, absent-c and 2 others" in " ".join(capsys.readouterr().out.split())
@@ -143,7 +143,7 @@ def test_of_many_packages_that_an_extra_lacks_some_are_named(
 
 
 def test_every_extra_is_explained() -> None:
-    """The doctor says of each extra in setup.py what it is for, but of those for developers."""
+    """The doctor explains every extra in setup.py except those for developers."""
     assert EXTRAS.keys() == {name for name in read_setup()["extras_require"] if name not in ("dev", "docs")}
 
 
@@ -162,7 +162,7 @@ def test_a_small_run_that_fails(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What goes wrong in the small run is a problem, in the words of what went wrong."""
+    """An error in the small run is a problem with the error's message."""
 
     def fail() -> Any:
         raise error
@@ -175,7 +175,7 @@ def test_a_small_run_that_fails(
 def test_a_small_run_that_differs(
     quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is served otherwise than it was swept is a problem."""
+    """A difference between serving and the sweep is a problem."""
     monkeypatch.setattr(trial, "run_trial", lambda: dataclasses.replace(_TRIAL, difference="tokens differ"))
     assert _doctor() == 1
     assert "problem: the small run came out wrong: tokens differ.\n" in capsys.readouterr().out
@@ -184,7 +184,7 @@ def test_a_small_run_that_differs(
 def test_serving_has_no_small_run(
     quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In calm-beam-serving there is no demo model: that is said, and no problem."""
+    """In calm-beam-serving there is no demo model, which is reported and is no problem."""
 
     def fail() -> Any:
         raise ModuleNotFoundError("No module named 'calm_beam.inputs.demo'", name="calm_beam.inputs.demo")
@@ -199,7 +199,7 @@ def test_serving_has_no_small_run(
 def test_jax_that_cannot_be_used(
     quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where JAX finds no device, packages are still listed, and the reason is the problem."""
+    """If JAX finds no device, packages are still listed, and the reason is a problem."""
 
     def fail() -> Any:
         raise RuntimeError("Unable to initialize backend 'tpu'")
@@ -226,7 +226,7 @@ def test_a_gpu_that_jax_does_not_see(
 def test_a_cache_that_cannot_be_written(
     quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A cache below a file is a problem, with what to do about it."""
+    """A cache whose folder cannot be made is a problem, with advice."""
     quick.touch()
     monkeypatch.setenv("CALM_BEAM_CACHE", str(quick / "below"))
     assert _doctor() == 1
@@ -240,7 +240,7 @@ def _result(tokens: list[int], layers: list[int], *, is_finite: bool = True) -> 
 
 
 def test_differences_in_words() -> None:
-    """The first step at which tokens or exit layers differ is named, with both values; the lane decides."""
+    """The first step at which tokens or exit layers differ is named with both values; the branch decides."""
     swept = PromptResult(
         tokens=np.array([[9, 9, 9], [4, 5, 1]]),
         exit_layers=np.array([[8, 8, 8], [2, 3, 8]]),

@@ -1,4 +1,4 @@
-"""Two engines on the command line: what is refused, and what is said."""
+"""Two engines on the command line: refusals and messages."""
 
 import pathlib
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not TUNED, reason="this machine has no native co
 def test_calibrated_by_one_engine_resumed_and_served_by_another(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine is recorded; --resume without it is refused, inspect and generate say it, --exact_engine refuses."""
+    """The engine is recorded; --resume needs it, inspect and generate print it, and --exact_engine refuses another."""
     model, output = write_model(tmp_path / "model"), tmp_path / "output"
     data = write_rows(tmp_path / "rows.jsonl", id_rows(30))
     asked = [f"--checkpoint={model}", f"--data={data}", f"--output={output}", *SHORT_FLAGS, "--metric=token_f1"]

@@ -1,4 +1,4 @@
-"""`calm-beam evaluate`: each experiment from flags to files, and what bad input gets."""
+"""`calm-beam evaluate`: each experiment from flags to files, and errors for bad input."""
 
 import csv
 import importlib.util
@@ -52,7 +52,7 @@ def _table(path: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _checked_files(output: pathlib.Path, name: str) -> dict[str, Any]:
-    """Returns the JSON of an experiment, having checked that its CSV says the same and its plot is one."""
+    """Returns the JSON of an experiment, after checking that its CSV holds the same and its plot is an image."""
     assert {path.name for path in output.iterdir()} == {f"{name}.csv", f"{name}.json", f"{name}.svg", f"{name}.html"}
     content: dict[str, Any] = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
     as_text = [
@@ -136,7 +136,7 @@ def test_tradeoff(
 
 
 def test_workers_measure_the_same(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Token ids and their references, decoded in shards by two threads of a pipeline, give the same to the digit."""
+    """Two threads that decode token ids with references in shards give the same numbers to the digit."""
     threads = ("--direct_num_workers=2", "--direct_running_mode=multi_threading", "--num_shards=3")
     for name, flags in (("one", ()), ("two", threads)):
         assert _evaluate(model, data, tmp_path / name, *_FEW_THRESHOLDS, "--max_examples=7", *flags) == 0
@@ -149,7 +149,7 @@ def test_workers_measure_the_same(model: pathlib.Path, data: pathlib.Path, tmp_p
 def test_measures_are_those_of_the_checkpoint(
     classifier: int, measures: int, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """By default all measures are compared, the classifier where there is one; two more passes are for the bounds."""
+    """By default all measures of the checkpoint are compared, with two more passes for the bounds."""
     model = write_model(tmp_path / "model", config=build_config(exit_classifier=classifier))
     request = TradeoffRequest(checkpoint=model, data=[str(data)])
     prepared = prepared_experiment(request, prepare_task(request, request.settings))
@@ -158,7 +158,7 @@ def test_measures_are_those_of_the_checkpoint(
 
 
 def test_a_file_names_the_experiment(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """What a file says is what flags say, the experiment too."""
+    """A config file is equivalent to flags, including the experiment's name."""
     config = tmp_path / "run.yaml"
     config.write_text("experiment: sensitivity\npositions: [0-2, 5]\nrank: 3\n")
     assert _evaluate(model, data, tmp_path / "file", f"--config={config}") == 0
@@ -170,7 +170,7 @@ def test_a_file_names_the_experiment(model: pathlib.Path, data: pathlib.Path, tm
 def test_layers_that_nobody_saves(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A rule that needs the full model saves nothing, whatever its layers, and that is said."""
+    """A rule that needs the full model saves no layers, and a message says so."""
     flags = ("--experiment=tradeoff", "--confidence=softmax", "--thresholds=0.5", "--state_propagation=full_cache")
     assert _evaluate(model, data, tmp_path / "out", *flags) == 0
     assert "Here layers are those of the exits: every layer ran." in capsys.readouterr().out
@@ -179,7 +179,7 @@ def test_layers_that_nobody_saves(
 
 
 def test_texts_without_references(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without references there is no quality, in the files or on the terminal; texts need no ids."""
+    """Without references, files and terminal have no quality; texts need no ids."""
     model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "v.model"))
     data = write_rows(tmp_path / "rows.jsonl", [{"input": row["input"]} for row in text_rows(8)])
     assert _evaluate(model, data, tmp_path / "out", *_FEW_THRESHOLDS) == 0
@@ -191,7 +191,7 @@ def test_texts_without_references(tmp_path: pathlib.Path, capsys: pytest.Capture
 
 
 def test_a_sample(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A sample is told as such, and does not depend on the order of the data."""
+    """A sample is reported as one, and does not depend on the order of the data."""
     tables = []
     for name, rows in (("one", id_rows(40)), ("other", id_rows(40)[::-1])):
         data = write_rows(tmp_path / f"{name}.jsonl", rows)
@@ -204,7 +204,7 @@ def test_a_sample(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Ca
 
 
 def test_equal_runs_give_equal_files(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Nothing in the files is of the run itself: the same again, into another directory, differs in no byte."""
+    """Equal runs into different directories give equal files to the byte."""
     contents = []
     for output in (tmp_path / "one", tmp_path / "other"):
         assert _evaluate(model, data, output, *_FEW_POSITIONS) == 0
@@ -254,7 +254,7 @@ def test_a_failed_run_leaves_nothing(tmp_path: pathlib.Path, capsys: pytest.Capt
 def test_no_output_has_the_position(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where all outputs are shorter than every position there is nothing to tell, and the message says so."""
+    """If all outputs are shorter than every position, the message says so."""
     decoder = PerturbationDecoder(
         load_checkpoint(model), positions=(5,), rank=1, max_decode_length=6, max_input_length=32, batch_size=4
     )
@@ -347,7 +347,7 @@ def test_bad_usage(
     """Each has status 2, says what was wrong with the value, and writes nothing."""
     assert _evaluate(model, data, tmp_path / "out", *(flag.format(data=data) for flag in flags)) == 2
     printed = capsys.readouterr()
-    # What the model takes may be said before.
+    # The line about how many tokens the model takes may come first.
     assert "\ncalm-beam evaluate: " in f"\n{printed.err}"
     assert message.format(data=data) in printed.err
     assert printed.out == ""
@@ -392,7 +392,7 @@ def test_bad_data(
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_help_of_an_experiment(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With its name, help lists the flags of an experiment beside those of a sample; without, all experiments."""
+    """With an experiment's name, help lists its flags and those of a sample; without, all experiments."""
     own = {"propagation": "--thresholds", "sensitivity": "--positions", "tradeoff": "--grid_step"}
     with pytest.raises(SystemExit) as ended:
         main(["evaluate", f"--experiment={name}", "--help"])
@@ -410,7 +410,7 @@ def test_help_of_an_experiment(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.slow
 def test_the_embedded_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without model and data, the demo model and data are taken, and the run says so."""
+    """Without model and data, the demo model and data are used, and the run says so."""
     assert main(["evaluate", "--experiment=sensitivity", f"--output={tmp_path / 'out'}", "--max_examples=3"]) == 0
     printed = capsys.readouterr()
     assert "no --checkpoint and no --data: the demo model on the demo data" in printed.err

@@ -1,4 +1,4 @@
-"""`calm-beam evaluate` as it is without `--experiment`: from stored generations to tables, files and figures."""
+"""`calm-beam evaluate` without `--experiment`: from stored generations to tables, files and figures."""
 
 import csv
 import dataclasses
@@ -58,7 +58,7 @@ def _rows(path: pathlib.Path) -> list[dict[str, str]]:
 
 
 def test_one_tolerance_is_drawn_over_thresholds(swept: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Over tolerances it would be a dot; of several, it is not."""
+    """One tolerance is drawn over thresholds, since over tolerances it would be a dot; several are not."""
     titles = []
     for deltas in ("0.9", "0.5,0.9"):
         output = tmp_path / deltas
@@ -112,7 +112,7 @@ def test_all_measures_in_one_run(
     assert full[0].bleu is not None
     printed = capsys.readouterr().out
     assert "textual consistency, token_f1 (dissimilarity loss)" in printed
-    # Names stand whole, beside all columns there are.
+    # Names are not cut, even with all columns.
     assert printed.count("softmax") >= 4
     assert printed.count("state") >= 4
     assert f"of the full model's {_COUNT}, at most" in printed
@@ -136,7 +136,7 @@ def test_the_whole_set_is_that_of_the_calibration(swept: pathlib.Path, tmp_path:
 def test_tails_are_those_of_the_calibration(
     swept: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --tail, shares of outputs that lose more stand beside the means, and are those that calibrate finds."""
+    """With --tail, shares of outputs with a larger loss are listed next to the means, and equal calibrate's."""
     asked = ("--metric=token_f1", "--consistency=textual,risk", "--tail=0.3")
     stored = f"--generations={swept / 'softmax'}"
     assert main(["calibrate", stored, f"--output={tmp_path / 'calibrated'}", "--delta=0.9", *asked]) == 0
@@ -156,7 +156,7 @@ def test_tails_are_those_of_the_calibration(
 
 
 def test_results_do_not_depend_on_workers(swept: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Repeating bundles and another company change no number of any trial."""
+    """Repeated bundles and another batch composition change no number of any trial."""
     for name, measures, flags in (
         ("one", "softmax", ()),
         ("two", "state,softmax", ("--direct_runner_bundle_repeat=1",)),
@@ -191,7 +191,7 @@ def test_clusters_are_split_as_a_whole(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_operations_are_left_out_without_the_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Generations whose model is gone are split all the same; what needs the model is missing, and it is said why."""
+    """Generations whose model is gone are split without operation counts, and a message says why."""
     model = write_model(tmp_path / "model")
     data = write_rows(tmp_path / "rows.jsonl", id_rows(24))
     flags = (*SHORT_FLAGS, "--metric=token_f1", f"--output={tmp_path / 'softmax'}")
@@ -217,7 +217,7 @@ def test_model_and_data_are_swept_first(tmp_path: pathlib.Path, capsys: pytest.C
     folder = _stored(output / "sweeps" / "state")
     assert {path.name for path in (output / "sweeps" / "state").iterdir()} == {"generations", "plans"}
     written = {path: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
-    # The data files, and not what was made of them: a calibration of the same files is then asked of the same data.
+    # Data files are compared, not derived ones: a calibration of the same files is of the same data.
     assert PlanList(str(output / "sweeps" / "state")).data_of_outputs() == digest_of_files([str(data)])
     capsys.readouterr()
     flags = ("evaluate", f"--checkpoint={model}", f"--data={data}", f"--output={output}", *SHORT_FLAGS, *own)
@@ -281,7 +281,7 @@ def test_measures_that_cannot_be_compared(
 def test_another_data_set_is_refused(
     swept: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Measures of other data files are not compared; nor are files that hold other examples than they did."""
+    """Measures of other data files are not compared, nor are files whose examples have changed."""
     data = write_rows(tmp_path / "rows.jsonl", [{**row, "id": str(index)} for index, row in enumerate(text_rows(8))])
     flags = (*SHORT_FLAGS, "--metric=token_f1", "--confidence=state", f"--output={tmp_path / 'other'}")
     assert main(["calibrate", f"--checkpoint={swept / 'model'}", f"--data={data}", *flags]) == 0
@@ -291,7 +291,7 @@ def test_another_data_set_is_refused(
 
 
 def test_another_precision_is_refused(swept: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """What a measure saves is held against the full model, which is another one in bfloat16."""
+    """Measures of another precision are refused: in bfloat16 the full model is another one."""
     softmax, state = (_job(swept / name) for name in ("softmax", "state"))
     rounded = dataclasses.replace(state.settings, precision=Precision(dtype="bfloat16"))
     other = dataclasses.replace(state, settings=rounded)
@@ -324,7 +324,7 @@ def _stored(output: pathlib.Path) -> pathlib.Path:
 def test_sweeps_that_are_not_begun(
     swept: pathlib.Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
 ) -> None:
-    """What would be swept first is refused before anything is decoded."""
+    """Sweeps with invalid settings are refused before anything is decoded."""
     here = [flag.replace("=model", f"={swept / 'model'}").replace("=rows", f"={swept / 'rows'}") for flag in flags]
     assert main(["evaluate", f"--output={swept / 'none'}", "--confidence=softmax", "--metric=token_f1", *here]) == 2
     assert message in capsys.readouterr().err
@@ -334,7 +334,7 @@ def test_sweeps_that_are_not_begun(
 def test_an_earlier_result_stays(
     swept: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is replaced by --overwrite alone."""
+    """An earlier result is replaced only with --overwrite."""
     assert _evaluate(swept, tmp_path, "--trials=2", measures="softmax") == 0
     assert _evaluate(swept, tmp_path, "--trials=3", measures="softmax") == 2
     assert "holds splits.csv already. Choose another directory, or pass --overwrite." in capsys.readouterr().err

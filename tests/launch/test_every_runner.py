@@ -1,4 +1,4 @@
-"""Commands that decode give on every runner what they give in one process, and leave nothing else."""
+"""Commands that decode give the same on every runner as in one process, and leave no other files."""
 
 import dataclasses
 import pathlib
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 _KINDS = ("processes", "pool", "job service")
 
 _SPLITS = ("--trials=3", "--metric=token_f1", "--delta=0.9", "--curve_delta=0.9", "--seed=3")
-# All that says when, how long or where is in the others.
+# All fields about time, duration and place are in the others.
 _TABLES = ("splits.csv", "splits_curves.csv", "splits_grid.csv")
 
 
@@ -29,7 +29,7 @@ class _Place:
 
     def decode(self, output: str, *flags: str) -> list[str]:
         """Returns the command that decodes into a file of the folder."""
-        # By name, where it is: XLA, which decodes elsewhere unless told otherwise, rounds by how many rows it is given.
+        # Name the engine: elsewhere XLA decodes unless told otherwise, and its rounding depends on the batch size.
         engine = "native" if library.is_available() else "xla"
         files = (*self._task("rows-*.jsonl"), f"--output={self.folder / output}")
         return ["decode", *files, f"--engine={engine}", *SHORT_FLAGS, *flags]
@@ -57,7 +57,7 @@ class _Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> _Place:
-    """All that commands need, and what each of them gives in one process, under `one`."""
+    """Holds all inputs of commands, and each command's results in one process, under `one`."""
     folder = tmp_path_factory.mktemp("runners")
     write_model(folder / "model", vocabulary=write_vocabulary(folder / "trained.model"))
     rows = text_rows(60)
@@ -73,7 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> _Place:
 
 
 def _mostly(kind: str) -> list[Any]:
-    """Returns the kinds of workers, of which one is tried with the slow tests and the others with the exhaustive."""
+    """Returns the kinds of workers: one is tried with the slow tests, the others with the exhaustive ones."""
     return [pytest.param(each, marks=pytest.mark.slow if each == kind else pytest.mark.exhaustive) for each in _KINDS]
 
 
@@ -101,7 +101,7 @@ def test_two_workers_give_the_same(
     assert (place.folder / output).read_bytes() == (place.folder / "one.jsonl").read_bytes()
     for table in _TABLES:
         assert (place.folder / name / table).read_bytes() == (place.folder / "one" / table).read_bytes()
-    # What workers decoded for this machine to read is gone.
+    # The folder that workers decoded into for this machine is gone.
     assert not [path.name for path in place.folder.iterdir() if path.name.startswith(".")]
     assert list(tmp_path.glob("calm-beam-verify-*")) == []
 
@@ -124,7 +124,7 @@ def test_experiments_give_the_same(
 def test_failures_elsewhere_leave_nothing(
     place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a worker of a job service finds ends decode with status 1 and its own words, and its folder is removed."""
+    """A failing worker of a job service ends decode with status 1 and its own message, and its folder is removed."""
     write_rows(tmp_path / "bad.jsonl", [{"id": "a", "input": "the cat"}, {"id": "a", "input": "the dog"}])
     bad = (f"--data={tmp_path / 'bad.jsonl'}", f"--output={tmp_path / 'no.jsonl'}")
     with flags_of_two_workers("job service") as flags:

@@ -1,4 +1,4 @@
-"""`--exits=auto`: which ways of exiting are tried, what they are said to cost, and what is promised."""
+"""`--exits=auto`: the candidates, their measured costs, and the promise."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *f
 def test_seconds_are_measured_and_kept(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where seconds count, they are measured before the sweep, stand in the manifest, and are gone on with."""
+    """With a latency objective, seconds are measured before the sweep, kept in the manifest, and reused."""
     assert _calibrate(model, data, tmp_path / "out") == 0
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     assert manifest.plan is not None
@@ -58,9 +58,9 @@ def test_seconds_are_measured_and_kept(
     assert manifest.cost is not None
     assert manifest.plan.pareto.objective == "latency"
     assert (manifest.cost.unit, manifest.cost.batch, manifest.cost.device) == ("seconds", 1, "cpu")
-    # Of so few examples, there are two.
+    # With so few examples there are two.
     assert len(manifest.plan.pareto.variants) == 2
-    # What is slower is promised no more; what exits has been timed one at a time and in batches.
+    # Slower rules are not promised; exits have been timed one prompt at a time and in batches.
     for place, entry in enumerate(manifest.calibrations):
         measured = [speed for speed in manifest.speeds or () if place in speed.calibrations]
         assert [speed.batch for speed in measured] in ([1, 64], [])
@@ -83,7 +83,7 @@ def test_a_busy_machine_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What a busy machine measures is uncertain, and that is said."""
+    """Timings of a busy machine are uncertain, and a message says so."""
     monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 1000.0, 1000.0))
     assert _calibrate(model, data, tmp_path / "out", "--objective=throughput:4") == 0
     assert "caution: this machine is busy (load 1000.0 on" in capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_a_busy_machine_is_told(
 
 
 def test_by_layers_nothing_is_measured(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Layers and operations cost what they cost on any machine; Python asks for the same."""
+    """Layers and operations need no timing, since they cost the same on any machine; Python asks for the same."""
     manifest = calm.calibrate(
         checkpoint=model,
         data=str(data),
@@ -112,7 +112,7 @@ def test_by_layers_nothing_is_measured(model: pathlib.Path, data: pathlib.Path, 
 
 
 def test_candidates_follow_from_the_depth() -> None:
-    """Layers that may exit lie at quarters of the depth first; no two candidates are the same."""
+    """The first candidates exit from quarters of the depth; no two candidates are equal."""
     found = list(_candidates(8, has_classifier=True, decays=False, tau=None))
     assert found[0] == Variant(confidence="softmax", min_exit_layer=2, exit_interval=2)
     assert len(found) == len(set(found)) >= 12
@@ -139,7 +139,7 @@ def test_candidates_follow_from_the_depth() -> None:
 def test_what_does_not_go_together_is_refused(
     flags: tuple[str, ...], message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What says itself how tokens exit, or goes through one grid, is refused before anything is read."""
+    """Flags that set the exits themselves, or need a single grid, are refused before anything is read."""
     try:
         status = main(["calibrate", "--exits=auto", f"--output={tmp_path / 'out'}", *flags])
     except SystemExit as error:
@@ -161,7 +161,7 @@ def test_what_does_not_go_together_is_refused(
     ],
 )
 def test_an_objective_needs_candidates(asked: dict[str, Any], message: str) -> None:
-    """Without them nothing is chosen by it."""
+    """--objective without --exits=auto is refused."""
     with pytest.raises(UsageError, match=re.escape(message)):
         calm.calibrate(objective="layers", **asked)
 
@@ -169,7 +169,7 @@ def test_an_objective_needs_candidates(asked: dict[str, Any], message: str) -> N
 def test_no_example_that_tests_is_timed(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all examples test, prompts are made to be timed: the same ones, whatever the data are."""
+    """If all examples test, the timed prompts are generated, the same for all data."""
     timed: list[Sequence[Sequence[int]]] = []
 
     def kept(serving: Serving, prompts: Sequence[Sequence[int]], **settings: Any) -> TokenCost:
@@ -227,7 +227,7 @@ def _request(*flags: str) -> CalibrateRequest:
     ],
 )
 def test_what_turns_the_choice_off(flags: tuple[str, ...], said: str | None) -> None:
-    """The tool chooses how tokens exit unless a flag says it, or goes with one way alone, of which the run tells."""
+    """Exits are chosen automatically unless a flag sets them or allows one way only, which the run reports."""
     request = _request(*flags)
     assert request.is_auto == (said is None)
     assert settled_exits(request, Workers(options=PipelineOptions([]))) == (request, said or None)
@@ -235,7 +235,7 @@ def test_what_turns_the_choice_off(flags: tuple[str, ...], said: str | None) -> 
 
 
 def test_templates_have_one_way() -> None:
-    """Every way of exiting is a pipeline of its own, and a template is only one: unless it is asked for, it is not."""
+    """A template is one pipeline, so it has one way of exiting unless --exits=auto is given."""
     template = Workers(options=PipelineOptions(["--runner=DataflowRunner", "--template_location=gs://bucket/template"]))
     settled, said = settled_exits(_request(), template)
     assert not settled.is_auto
@@ -245,7 +245,7 @@ def test_templates_have_one_way() -> None:
 
 
 def test_guarantees_with_a_procedure_have_one_way() -> None:
-    """A guarantee that names how its grid is tested is asked of one grid, and lists of ways refuse it."""
+    """A guarantee with its own testing procedure has one grid, and refuses lists of exits."""
     asked = calm.Guarantee("textual", "token_f1", delta=0.5, procedure="holm")
     assert not CalibrateCall(guarantees=(asked,)).is_auto
     assert CalibrateCall(guarantees=(dataclasses.replace(asked, procedure="fixed_sequence"),)).is_auto
@@ -256,7 +256,7 @@ def test_guarantees_with_a_procedure_have_one_way() -> None:
 def test_nobody_says_how_tokens_exit(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With no flag about exits, several ways are swept; what was asked for in words is the same plan."""
+    """Without a flag about exits, several ways are swept, by the same plan as with --exits=auto."""
     where = ["calibrate", f"--checkpoint={model}", f"--data={data}", "--max_decode_length=6", "--num_shards=3"]
     asked = [*where, *_ASKED, "--objective=layers"]
     assert main([*asked, f"--output={tmp_path / 'default'}"]) == 0
@@ -267,7 +267,7 @@ def test_nobody_says_how_tokens_exit(
     assert default.calibrations == named.calibrations
     assert default.plan is not None
     assert default.plan.pareto is not None
-    # And as the paper has it.
+    # The flag of the paper's method gives that method.
     assert main([*where, *_ASKED, f"--output={tmp_path / 'paper'}", "--confidence=softmax"]) == 0
     paper = read_manifest(tmp_path / "paper" / "manifest.json")
     assert paper.plan is not None
@@ -277,7 +277,7 @@ def test_nobody_says_how_tokens_exit(
 def test_a_decoder_of_one_layer_has_one_way(
     data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where there is nothing to choose, nothing is chosen, and that is said; who asks for it is refused."""
+    """With one decoder layer nothing is chosen, and a message says so; --exits=auto is refused."""
     config = build_config(num_encoder_layers=1, num_decoder_layers=1)
     small = write_model(tmp_path / "small", config=config)
     asked = ["calibrate", f"--checkpoint={small}", f"--data={data}", "--max_decode_length=6", "--grid_step=0.5"]
@@ -291,7 +291,7 @@ def test_a_decoder_of_one_layer_has_one_way(
 def test_memory_for_one_way_is_for_one_way(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A budget of positions that two sweeps at a time do not fit into is for one, and that is said."""
+    """A cache budget too small for two sweeps at a time is given to one way, and a message says so."""
     asked = ["calibrate", f"--checkpoint={model}", f"--data={data}", "--max_decode_length=6", "--max_input_length=32"]
     # 32 of the prompt, and 6 for each of 20 thresholds and the full model.
     assert main([*asked, *_ASKED, "--max_cache_tokens=200", f"--output={tmp_path / 'out'}"]) == 0
@@ -301,7 +301,7 @@ def test_memory_for_one_way_is_for_one_way(
 def test_single_losses_keep_candidates_few(
     model: pathlib.Path, data: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    """A test that needs every loss is made of each candidate by itself, however many examples there are."""
+    """A test that needs every loss tests each candidate by itself, however many examples there are."""
     monkeypatch.setattr("calm_beam.launch.calibrate.auto._CANDIDATES", ((0, 12),))
     asked = ["calibrate", f"--checkpoint={model}", f"--data={data}", "--objective=layers", *SHORT_FLAGS[1:], *_ASKED]
     assert main([*asked, f"--output={tmp_path / 'out'}", "--p_value=wsr"]) == 0
@@ -319,7 +319,7 @@ def test_what_chooses_a_path_stays_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Where some examples choose, an output directory keeps what it measured: other numbers would be another path."""
+    """If a part of the examples chooses, an output directory keeps its timings; others would give another path."""
     measured = TokenCost(layers=2, layer=1e-4, output=1e-4, tests={Need.LOGITS: 1e-5, Need.STATES: 1e-5})
     monkeypatch.setattr("calm_beam.evaluation.serving_speed.measured_cost", lambda *_, **__: measured)
     assert _calibrate(model, data, tmp_path / "out", "--selection_share=0.5") == 0
@@ -330,7 +330,7 @@ def test_what_chooses_a_path_stays_measured(
     assert _calibrate(model, data, tmp_path / "out", "--selection_share=0.5", "--overwrite") == 0
     assert "exits=auto: what a token costs was measured before, and stands in" in capsys.readouterr().err
     assert read_manifest(tmp_path / "out" / "manifest.json").cost == first.cost
-    # Where each is tested by itself, whichever is taken was proved.
+    # If each is tested by itself, whichever is taken was proved.
     assert _calibrate(model, data, tmp_path / "out", "--overwrite") == 0
     again = read_manifest(tmp_path / "out" / "manifest.json").cost
     assert again is not None

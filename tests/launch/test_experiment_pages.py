@@ -1,4 +1,4 @@
-"""The pages of `calm-beam evaluate`'s experiments: for everybody, and with what a table needs on a phone."""
+"""The pages of `calm-beam evaluate`'s experiments are accessible and fit a phone."""
 
 import html
 import pathlib
@@ -23,7 +23,7 @@ _EXPERIMENTS = {
         ("--positions=0-2",),
         ["kind", "position", "similarity", "similarity ±", "replaced", "prompts"],
     ),
-    # State propagation and the token's layer are those of the flags in every row.
+    # Every row has the state propagation and the token layer of the flags.
     "tradeoff": (
         ("--thresholds=0.5,0", "--confidence=softmax"),
         ["confidence", "threshold", *_SCORES, *_CHANGES],
@@ -44,7 +44,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
 
 @pytest.mark.parametrize("name", _EXPERIMENTS)
 def test_columns_tell_rows_apart(pages: dict[str, pathlib.Path], name: str) -> None:
-    """A table has the columns of its CSV, without those in which every row has the same word."""
+    """A table has the columns of its CSV, except those in which every row has the same value."""
     heads = re.findall('<th scope="col">(.*?)</th>', pages[name].read_text(encoding="utf-8"))
     assert [html.unescape(head) for head in heads] == _EXPERIMENTS[name][1]
 
@@ -53,6 +53,6 @@ def test_columns_tell_rows_apart(pages: dict[str, pathlib.Path], name: str) -> N
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", _EXPERIMENTS)
 def test_axe_finds_nothing(pages: dict[str, pathlib.Path], name: str) -> None:
-    """Everybody can use each page."""
+    """Axe finds no accessibility problem on each page."""
     with started_browser() as browser:
         assert violations(browser, pages[name]) == []

@@ -1,4 +1,4 @@
-"""Flags: ours and Beam's together, and nothing that neither knows."""
+"""Flags: ours and Beam's together, and no others."""
 
 import argparse
 import dataclasses
@@ -55,7 +55,7 @@ def test_our_flags_are_not_given_to_beam() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        # Of Beam's, --zone is as near.
+        # Beam's --zone is as near.
         (["--confid=softmax"], "unknown flag --confid. Did you mean --confidence?"),
         (["--checkpint=x"], "unknown flag --checkpint. Did you mean --checkpoint?"),
         (["--batch-size=4"], "unknown flag --batch-size. Did you mean --batch_size?"),
@@ -74,7 +74,7 @@ def test_our_flags_are_not_given_to_beam() -> None:
     ],
 )
 def test_unknown_flags_are_refused(flags: Sequence[str], message: str) -> None:
-    """A flag that neither knows is refused with the nearest that is known; Beam alone would go on without it."""
+    """An unknown flag is refused with the nearest known one; Beam alone would ignore it."""
     with pytest.raises(UsageError) as caught:
         _parse(*flags)
     assert message in str(caught.value)
@@ -82,7 +82,7 @@ def test_unknown_flags_are_refused(flags: Sequence[str], message: str) -> None:
 
 
 def test_beam_alone_would_drop_them() -> None:
-    """The twin of the test above: without our check, a misspelled flag is silently lost."""
+    """Without our check, a misspelled flag is silently lost (the twin of the test above)."""
     assert PipelineOptions(["--direct_num_worker=2"]).view_as(DirectOptions).direct_num_workers == 1
 
 
@@ -107,7 +107,7 @@ def test_abbreviations_are_refused(flag: str) -> None:
     ],
 )
 def test_bad_values_are_refused(flag: str, message: str) -> None:
-    """A bad value, of ours or of Beam's, is an exception rather than the end of the process."""
+    """A bad value of one of our flags or Beam's raises an exception and does not end the process."""
     with pytest.raises(UsageError) as caught:
         _parse(flag)
     assert message in str(caught.value)
@@ -140,7 +140,7 @@ def test_lists_have_no_holes(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["half", "0.5;0.6", "0.5 0.6", "0,5x"])
 def test_lists_of_numbers_hold_numbers(value: str) -> None:
-    """What is no number is refused with the list."""
+    """A list of numbers with a value that is not one is refused with the whole list."""
     with pytest.raises(argparse.ArgumentTypeError, match=f"expected numbers separated by commas, got '{value}'"):
         numbers(value)
 
@@ -185,7 +185,7 @@ def test_an_empty_path_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In no command is a path without text taken for the current folder: status 2, and nothing is written."""
+    """No command takes an empty path for the current folder: status 2, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     assert main([*command.split(), f"{flag}={value}"]) == 2
     printed = capsys.readouterr()

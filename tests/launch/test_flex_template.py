@@ -19,7 +19,7 @@ _FOLDER = pathlib.Path(__file__).parents[2] / "launch" / "flex_template"
 _METADATA: dict[str, Any] = json.loads((_FOLDER / "metadata.json").read_text())
 _PARAMETERS: dict[str, dict[str, Any]] = {parameter["name"]: parameter for parameter in _METADATA["parameters"]}
 
-# A value of each parameter that is good, and one that its pattern refuses, if it has one.
+# For each parameter a good value, and one that its pattern refuses, if it has a pattern.
 _VALUES = {
     "checkpoint": ("gs://bucket/model", "model"),
     "data": ("gs://bucket/a-*.jsonl.gz,gs://bucket/b.jsonl", "gs://bucket/a.jsonl,b.jsonl"),
@@ -53,7 +53,7 @@ _VALUES = {
 
 
 def test_every_parameter_is_tried_here() -> None:
-    """The table above is about the parameters that there are."""
+    """The table above covers every parameter."""
     assert list(_VALUES) == list(_PARAMETERS)
 
 
@@ -91,7 +91,7 @@ def test_patterns_tell_good_from_bad(name: str) -> None:
     "text", ["nvidia-l4", "tpu-v6e-slice", "type:tpu-v6e-slice;topology:1x1", "count:1;type:nvidia-tesla-t4"]
 )
 def test_the_pattern_takes_every_accelerator(text: str) -> None:
-    """What the flag understands, the template lets through."""
+    """The template's pattern accepts every accelerator that the flag accepts."""
     parse_accelerator(text)
     (pattern,) = _PARAMETERS["accelerator"]["regexes"]
     assert re.fullmatch(pattern, text)

@@ -18,17 +18,17 @@ pytestmark = pytest.mark.timeout(600)
 
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.9", "--epsilon=0.1", "--overwrite")
 _ROUNDS = ("--sequential", "--round_examples=1000", "--stop_at_threshold=0.9")
-# What differs between two runs that do the same: longer numbers and hashes.
+# Runs that do the same differ in longer numbers and hashes.
 _NOTHING = 500
 _EXAMPLES = 270
 
-# Bytes of what met at each step: of every key of a grouping, of every element of a side input.
+# Bytes gathered at each step: by every key of a grouping, by every element of a side input.
 _met: dict[str, list[int]] = collections.defaultdict(list)
 
 
 @pytest.fixture
 def weighing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Has every grouping and side input of pipelines of this process weighed, while they run."""
+    """Weighs every grouping and side input of pipelines that run in this process."""
     numbers, apply = itertools.count(), beam.Pipeline.apply
 
     def weighed(pipeline: beam.Pipeline, transform: Any, pvalueish: Any = None, label: str | None = None) -> Any:
@@ -58,7 +58,7 @@ def _weigh(element: Any, *, name: str) -> Any:
 
 
 def _largest(run: Callable[[], object]) -> dict[str, int]:
-    """Returns how much meets at each step at most."""
+    """Returns the largest number of bytes gathered at each step."""
     _met.clear()
     run()
     return {name: sum(met) if name.endswith("as a side input") else max(met) for name, met in _met.items()}
@@ -81,7 +81,7 @@ def _calibration(folder: pathlib.Path, *flags: str) -> Callable[[], object]:
     ids=["sums", "bets", "rounds"],
 )
 def test_nothing_is_gathered(asked: tuple[str, ...], keeps: int, tmp_path: pathlib.Path) -> None:
-    """With more examples, shards grow and nothing else does, but for the losses of each example where a test bets."""
+    """With more examples only shards grow, and the losses of each example in a test that bets."""
     few, many = (
         _largest(_calibration(tmp_path, *asked))
         for examples in (30, 30 + _EXAMPLES)
@@ -97,7 +97,7 @@ def test_nothing_is_gathered(asked: tuple[str, ...], keeps: int, tmp_path: pathl
 
 @pytest.mark.usefixtures("weighing")
 def test_what_gathers_is_seen() -> None:
-    """A list of all elements, as one element or as a side input, is told from a sum."""
+    """A list of all elements, gathered as one element or as a side input, is distinguished from a sum."""
 
     def run(count: int) -> None:
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:

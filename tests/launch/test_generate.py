@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def generator(folder: pathlib.Path) -> Generator:
-    """What the command has to do as."""
+    """A generator whose answers the command has to give."""
     return Generator.from_manifest(folder / "manifest.json", folder / "model", delta=0.1)
 
 
@@ -51,7 +51,7 @@ def _flags(folder: pathlib.Path, *more: str) -> list[str]:
 
 
 def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys: pytest.CaptureFixture[str]) -> None:
-    """The text alone goes to standard output; what was served and saved is said beside it."""
+    """Standard output gets the text alone; what was served and saved goes to stderr."""
     assert main(_flags(folder, f"--prompt={_TEXTS[0]}", "--verbose")) == 0
     printed = capsys.readouterr()
     answer = generator.generate(_TEXTS[0])
@@ -82,7 +82,7 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
 def test_an_assumed_activation_is_named_where_models_differ(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that was calibrated with a declared activation is served with it; without, what is assumed is said."""
+    """A declared activation is served as calibrated; without a declaration, the assumed one is printed."""
     write_t5x(tmp_path, load_checkpoint(folder / "model").arrays)
     shutil.copy(folder / "model" / "sentencepiece.model", tmp_path)
     declared = load_checkpoint(tmp_path, declared=Declared(activation="silu"))
@@ -106,7 +106,7 @@ def test_a_file_of_lines_is_answered_line_by_line(
     capsys: pytest.CaptureFixture[str],
     name: str,
 ) -> None:
-    """One answer a line, in the order of the prompts, also in batches; what was cut is named."""
+    """A file of lines gets one answer a line, in the order of the prompts, in batches too; cut prompts are named."""
     content = "\n".join([*_TEXTS, "the cat " * 40]) + "\n"
     path = tmp_path / name
     path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
@@ -120,7 +120,7 @@ def test_a_file_of_lines_is_answered_line_by_line(
 def test_rows_are_written(
     folder: pathlib.Path, generator: Generator, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --output, every row of a JSONL file has a row with all that is known of the answer, under its id."""
+    """With --output, every row of a JSONL file gets a row with all fields of the answer, under its id."""
     rows: list[dict[str, Any]] = [{"id": "a", "input": _TEXTS[0]}, {"id": "b", "input_ids": [5, 9, 1]}]
     data = write_rows(tmp_path / "rows.jsonl", rows)
     output = tmp_path / "answers.jsonl"
@@ -148,7 +148,7 @@ def test_rows_are_written(
 def test_every_format_gives_the_same_answers(
     folder: pathlib.Path, generator: Generator, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Prompts are read as calibrations read them: in all formats, several files, and under the name that is given."""
+    """Prompts are read as in calibration: in all formats, from several files, and by the given field name."""
     rows = [{"id": str(index), "question": text} for index, text in enumerate(_TEXTS)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     write_rows(tmp_path / "b.jsonl", rows)
@@ -166,7 +166,7 @@ def test_lines_of_standard_input_are_answered_as_they_come(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A bad line in a stream ends the command, and what came before it has been answered."""
+    """Lines of standard input are answered as they come; a bad line ends the command after earlier answers."""
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*_TEXTS, "", "never asked"])))
     assert main(_flags(folder)) == 1
     printed = capsys.readouterr()
@@ -177,7 +177,7 @@ def test_lines_of_standard_input_are_answered_as_they_come(
 def test_a_line_that_is_no_text_is_named(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bytes that are not UTF-8 come as surrogates; the line that has them ends the command in words."""
+    """Bytes that are not UTF-8 are read as surrogates; the line that has them is named, and the command ends."""
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{_TEXTS[0]}\na \udcff\n"))
     assert main(_flags(folder)) == 1
     assert "calm-beam generate: standard input, line 2: is not Unicode text" in capsys.readouterr().err
@@ -196,7 +196,7 @@ def test_who_types_may_try_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """On a terminal a bad prompt is told, and the next one is answered; the end of input ends the command."""
+    """On a terminal a bad prompt is reported and the next one is answered; the end of input ends the command."""
     monkeypatch.setattr("sys.stdin", _Terminal(f"\n{_TEXTS[0]}\n"))
     assert main(_flags(folder)) == 0
     printed = capsys.readouterr()
@@ -205,7 +205,7 @@ def test_who_types_may_try_again(
 
 
 def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of several entries none is taken by chance, and never exit is served as the full model."""
+    """Several entries need a name, and an entry that never exits is served as the full model."""
     flags = [flag for flag in _flags(folder, "--prompt=the cat") if flag != "--delta=0.1"]
     assert main(flags) == 2
     assert "there are 2 calibrations. Say which delta: consistency=textual" in capsys.readouterr().err
@@ -247,7 +247,7 @@ def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureF
 def test_bad_usage_is_refused(
     folder: pathlib.Path, capsys: pytest.CaptureFixture[str], flags: list[str], status: int, message: str
 ) -> None:
-    """The message says what is wrong, and nothing goes to standard output."""
+    """Bad usage gets a message that says what is wrong, and nothing goes to standard output."""
     assert main(_flags(folder, *flags)) == status
     printed = capsys.readouterr()
     assert message in printed.err
@@ -283,7 +283,7 @@ def test_bad_files_are_refused_before_anything_is_decoded(
     content: bytes,
     message: str,
 ) -> None:
-    """File and line are named, and no answer is printed, not even to the good lines."""
+    """File and line of a bad row are named, and no prompt is answered, not even in good lines."""
     (tmp_path / name).write_bytes(content)
     assert main(_flags(folder, f"--input={tmp_path / name}")) == 2
     printed = capsys.readouterr()
@@ -292,12 +292,12 @@ def test_bad_files_are_refused_before_anything_is_decoded(
 
 
 def test_a_broken_model_writes_nothing(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where one of the prompts has no output, the status is 1, the prompt is named, and there is no file."""
+    """If a prompt has no output, the status is 1, the prompt is named, and no file is written."""
     model = write_model(tmp_path / "model", is_broken=True)
     write_manifest(build_served_manifest(load_checkpoint(model)), tmp_path / "manifest.json")
     data = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [5, 1]}, {"id": "bad", "input_ids": [BROKEN_ID, 1]}])
     output = tmp_path / "answers.jsonl"
-    # The manifest's own path of the model is tried where no flag says another.
+    # The manifest's path of the model is used unless a flag gives another.
     assert main(["generate", f"--manifest={tmp_path}", "--prompt=a"]) == 2
     assert "checkpoint /models/tiny: no such directory." in capsys.readouterr().err
     flags = ["generate", f"--manifest={tmp_path}", f"--checkpoint={model}", f"--input={data}", f"--output={output}"]
@@ -309,7 +309,7 @@ def test_a_broken_model_writes_nothing(tmp_path: pathlib.Path, capsys: pytest.Ca
 def test_a_manifest_that_was_changed_is_a_failure(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be trusted is not served."""
+    """A changed manifest is refused with status 1."""
     text = (folder / "manifest.json").read_text().replace('"delta": 0.1', '"delta": 0.2')
     (tmp_path / "manifest.json").write_text(text)
     assert main(["generate", f"--manifest={tmp_path}", f"--checkpoint={folder / 'model'}", "--prompt=a"]) == 1
@@ -319,7 +319,7 @@ def test_a_manifest_that_was_changed_is_a_failure(
 def test_layers_are_shown_as_numbers_without_colours(
     folder: pathlib.Path, generator: Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where output is no terminal, every token is followed by its layer, and no escape sequence is printed."""
+    """Without a terminal, every token is followed by its layer, and no escape sequence is printed."""
     assert main(_flags(folder, f"--prompt={_TEXTS[0]}", "--show_layers")) == 0
     legend, line = capsys.readouterr().out.splitlines()
     assert legend == "text[layer at which the token left, of 4]"
@@ -332,7 +332,7 @@ def test_layers_are_shown_as_numbers_without_colours(
 def test_colours_are_those_of_the_legend(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_color: str | None
 ) -> None:
-    """On a terminal every layer has a background of its own, the same in the legend; NO_COLOR takes them away."""
+    """On a terminal every layer has its own background, the same in the legend; NO_COLOR removes them."""
     for name in ("NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -1,4 +1,4 @@
-"""The job that `calm-beam generate` submits to Dataflow: Beam's own runner against stand-ins for the services."""
+"""The job that `calm-beam generate` submits to Dataflow: Beam's own runner against fake services."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ def service(_cloud_service: CloudService) -> CloudService:
 
 
 def test_a_job(service: CloudService, tmp_path: pathlib.Path) -> None:
-    """One step asks for the GPU, workers are told paths in the bucket, and answers that nobody has made are missed."""
+    """One step asks for the GPU, workers get paths in the bucket, and missing answers are reported."""
     folder = write_served_folder(tmp_path / "served", prompts=6)
     environment = {**service.environment(), "CALM_BEAM_CACHE": str(tmp_path / "cache")}
     with pytest.MonkeyPatch.context() as patch, serving_dataflow() as dataflow:
@@ -49,14 +49,14 @@ def test_a_job(service: CloudService, tmp_path: pathlib.Path) -> None:
             f"--temp_location={place}/temp",
             "--sdk_container_image=us-docker.pkg.dev/a-project/calm-beam/worker:1",
             "--accelerator=nvidia-l4",
-            # Read by the launcher alone.
+            # Only the launcher reads these.
             f"--manifest={folder}",
             f"--checkpoint={place}/model",
             f"--input={place}/rows.jsonl",
             "--num_shards=12",
         ]
         command = [sys.executable, "-c", _ENTRY, *arguments]
-        # In a process of its own: Beam keeps credentials and clients for good.
+        # In a process of its own, since Beam keeps credentials and clients for good.
         environment = {**os.environ, **environment, "PYTHONPATH": str(_ROOT)}
         refused = subprocess.run(
             [*command, f"--output={tmp_path}/answers/"], capture_output=True, text=True, env=environment, cwd=tmp_path

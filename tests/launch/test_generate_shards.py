@@ -1,4 +1,4 @@
-"""`calm-beam generate` into a folder: from flags to answers in shards, on this machine's workers too."""
+"""`calm-beam generate` into a folder: from flags to answers in shards, also with local worker processes."""
 
 import gzip
 import inspect
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """What a run that nobody disturbed has written."""
+    """The output of a run that was not interrupted."""
     output = tmp_path_factory.mktemp("whole") / "answers"
     assert main(_flags(folder, output)) == 0
     return output
@@ -56,7 +56,7 @@ def _error(capsys: pytest.CaptureFixture[str]) -> str:
 def test_answers_in_shards_are_those_of_a_file(
     folder: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A slash at the end of --output makes shards, whose rows are those of a file; what was served is summed up."""
+    """A slash at the end of --output makes shards whose rows equal those of a file; a summary is printed."""
     output = tmp_path / "answers"
     assert main(_flags(folder, output, "--output_format=jsonl", "--verbose")) == 0
     printed = capsys.readouterr()
@@ -110,7 +110,7 @@ def test_python_answers_alike(
 def test_only_missing_shards_are_answered(
     folder: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --resume the rest is answered, and the result is the undisturbed one to the byte; else it is refused."""
+    """With --resume only missing shards are answered, to the same bytes; without it the folder is refused."""
     output = tmp_path / "answers"
     shutil.copytree(whole, output)
     (output / "complete.json").unlink()
@@ -122,11 +122,11 @@ def test_only_missing_shards_are_answered(
         f"calm-beam generate: --output {output}: holds answers of a run that did not finish (2 of at most 3 shards "
         "answered). Pass --resume to go on with them, --overwrite to begin anew, or choose another folder."
     )
-    # The number of shards is that of the run that is gone on with.
+    # The number of shards is that of the resumed run.
     assert main([*without_shards, "--resume"]) == 0
     assert "2 of at most 3 shards answered in" in capsys.readouterr().err
     assert _contents(output) == _contents(whole)
-    # A folder that is there needs no slash.
+    # A folder that exists needs no slash.
     assert main([*(flag.rstrip("/") for flag in without_shards), "--resume"]) == 0
     assert "40 were stored already; no model was loaded." in capsys.readouterr().err
     assert _contents(output) == _contents(whole)
@@ -170,7 +170,7 @@ def test_answers_of_different_runs_are_not_mixed(
     status: int,
     message: str,
 ) -> None:
-    """What was begun otherwise is not gone on with, and stays as it is."""
+    """A run with other settings is not resumed, and stays unchanged."""
     folder = write_served_folder(tmp_path / "served")
     output = tmp_path / "answers"
     assert main(_flags(folder, output)) == 0
@@ -185,7 +185,7 @@ def test_answers_of_different_runs_are_not_mixed(
 def test_a_run_that_failed_leaves_nothing_or_says_what(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bad prompt ends the run by default, with its place; --on_error=list lists it, and --resume keeps to that."""
+    """A bad prompt ends the run with its place by default; --on_error=list lists it, also when resumed."""
     rows = [*named_rows(12), {"id": "bad", "input_ids": [10**6]}]
     data = write_rows(tmp_path / "rows.jsonl", rows)
     output = tmp_path / "answers"
@@ -207,12 +207,12 @@ def test_a_run_that_failed_leaves_nothing_or_says_what(
 
 
 def test_losses_are_watched(folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What --probe_share measures is what monitor reads, and going on measures nothing twice."""
+    """`monitor` reads what --probe_share measures, and resuming measures nothing twice."""
     output = tmp_path / "answers"
     flags = _flags(folder, output, "--probe_share=50%", "--probe_salt=secret")
     assert main(flags) == 0
     _, _, command = capsys.readouterr().err.partition("losses measured: calm-beam ")
-    # Nothing trained the model: its losses may be an alarm.
+    # The model is not trained: its losses may raise an alarm.
     assert main(shlex.split(command.splitlines()[0])) in (0, 3)
     rows = [json.loads(line) for line in (output / "losses.jsonl").read_text().splitlines()]
     names = [row["id"] for row in rows]
@@ -253,7 +253,7 @@ def test_bad_usage_is_refused(
     flags: list[str],
     message: str,
 ) -> None:
-    """The message says what is wrong, and nothing is made."""
+    """Bad usage gets a message that says what is wrong, and nothing is written."""
     monkeypatch.chdir(folder)
     assert main(["generate", "--manifest=manifest.json", "--checkpoint=model", *flags]) == 2
     assert message in capsys.readouterr().err
@@ -263,7 +263,7 @@ def test_bad_usage_is_refused(
 def test_another_model_is_refused(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the model that was calibrated answers; nothing is made before that is known."""
+    """Only the calibrated model answers; another one is refused before anything is written."""
     shutil.copytree(folder / "model", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "relative_max_distance": 64}))
@@ -277,7 +277,7 @@ def test_another_model_is_refused(
 def test_cloud_storage(
     folder: pathlib.Path, whole: pathlib.Path, bucket: str, capsys: pytest.CaptureFixture[str], output_format: str
 ) -> None:
-    """Model, manifest, prompts and answers may lie in a bucket; answers are those of a disk, and are gone on with."""
+    """With model, manifest, prompts and answers in a bucket, answers equal those on disk and can be resumed."""
     for path in (folder / "manifest.json", folder / "rows.jsonl", *(folder / "model").iterdir()):
         with storage.replacing(f"{bucket}/{path.relative_to(folder).as_posix()}") as temporary:
             shutil.copyfile(path, temporary)
@@ -293,7 +293,7 @@ def test_cloud_storage(
     storage.remove_file(f"{output}/answers-00001-of-00003.{suffix}")
     storage.remove_file(f"{output}/complete.json")
     assert main([*flags, "--probe_share=50%"]) == 2
-    # JSON lines are made again of the part that is there.
+    # JSON lines are made again from the part that is there.
     found = 2 if output_format == "parquet" else 3
     assert f"({found} of at most 3 shards answered)" in _error(capsys)
     assert main([*flags, "--probe_share=50%", "--resume"]) == 0
@@ -305,7 +305,7 @@ def test_cloud_storage(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["processes", "job service"])
 def test_two_workers_give_the_same(kind: str, folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Answers, failures and losses are those of one process; near ties would be counted."""
+    """Two workers give the answers, failures and losses of one process; near ties would be counted."""
     rows: list[dict[str, Any]] = [*named_rows(40), {"id": "bad", "input_ids": [10**6]}]
     data = f"--input={write_rows(tmp_path / 'rows.jsonl', rows)}"
     asked = (data, "--on_error=list", "--probe_share=30%")
@@ -314,7 +314,7 @@ def test_two_workers_give_the_same(kind: str, folder: pathlib.Path, tmp_path: pa
         assert main(_flags(folder, tmp_path / "two", *asked, *workers)) == 0
     for name in ("failures.jsonl", "losses.jsonl"):
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
-    # Workers elsewhere answer by XLA, unless told otherwise: nobody here knows their processors.
+    # Workers elsewhere use XLA unless told otherwise, since their processors are unknown here.
     for name in ("generate.json", "complete.json"):
         one, two = (json.loads((tmp_path / output / name).read_text()) for output in ("one", "two"))
         assert without_engine(two) == without_engine(one)

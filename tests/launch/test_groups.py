@@ -1,4 +1,4 @@
-"""`--group_key` from flags to files, and what is made of a manifest with groups."""
+"""`--group_key` from flags to files, and the commands on a manifest with groups."""
 
 import csv
 import dataclasses
@@ -31,7 +31,7 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _language(index: int) -> str:
-    """A sixteenth of the prompts is of a group that is too small to prove anything."""
+    """Returns a group; a sixteenth of the prompts are of one too small to prove anything."""
     return "fr" if index % 16 == 3 else "en"
 
 
@@ -128,7 +128,7 @@ def test_terminal_table_and_report_know_groups(joint: pathlib.Path, capsys: pyte
 def test_groups_are_told_before_the_plan(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line says which groups there are; a run that was finished is not run again, and one that lost a shard is."""
+    """One line names the groups; a finished run is not run again, and one that lost a shard is."""
     output = tmp_path / "out"
     assert _calibrate(model, data, output, "--verbose") == 0
     printed = capsys.readouterr()
@@ -150,7 +150,7 @@ def test_groups_are_told_before_the_plan(
 def test_stored_generations_know_their_groups(
     joint: pathlib.Path, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """They can be calibrated again with their groups or without, to what decoding anew gives, and by Python too."""
+    """Stored generations are recalibrated with or without groups, from Python too, as if decoded again."""
     stored = [f"--generations={joint}", *_ASKED]
     assert main(["calibrate", *stored, "--group_key=language", "--joint", f"--output={tmp_path / 'again'}"]) == 0
     assert without_time(_manifest(tmp_path / "again")) == without_time(_manifest(joint))
@@ -178,7 +178,7 @@ def test_stored_generations_know_their_groups(
 def test_generations_without_groups_are_as_they_were(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They have no column of groups and no word of them, and cannot be calibrated by groups."""
+    """Generations without groups have no column of groups, and cannot be calibrated by groups."""
     output = tmp_path / "out"
     flags = [f"--checkpoint={model}", f"--data={data}", f"--output={output}", *SHORT_FLAGS, *_ASKED]
     assert main(["calibrate", *flags]) == 0
@@ -210,7 +210,7 @@ def test_what_cannot_be_told_apart_is_refused_before_work(
     flags: list[str],
     message: str,
 ) -> None:
-    """Nothing is written then."""
+    """Groups that cannot be distinguished are refused before work, and nothing is written."""
     assert _calibrate(model, data, tmp_path / "out", *flags) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -233,7 +233,7 @@ def test_rounds_are_counted_by_group(model: pathlib.Path, data: pathlib.Path, tm
     for entry in stopped.calibrations:
         assert entry.looks is not None
         assert entry.looks[-1].n == stopped.data.units_of(entry.group)
-    # The tiny group never proves anything, so that nothing stops before the end.
+    # The tiny group never proves anything, so nothing stops before the end.
     assert stopped.data.examples == _ROWS
     assert {entry.p_value for entry in stopped.calibrations} == {"signed_mixture"}
 
@@ -249,7 +249,7 @@ def test_a_lazy_sweep_by_rounds_knows_groups(model: pathlib.Path, data: pathlib.
 
 
 def test_a_prompt_is_answered_by_the_entry_of_its_group(joint: pathlib.Path, model: pathlib.Path) -> None:
-    """Each answer is what a generator of that entry alone gives; an unknown group is served as safely as any."""
+    """A prompt gets the answer of its group's entry; for an unknown group, that of the safest entry."""
     manifest = _manifest(joint)
     generator = Generator.from_manifest(manifest, model)
     prompts = [[5, 9, 1], [7, 1], [5, 9, 1], [5, 9, 1]]
@@ -282,14 +282,14 @@ def test_a_probe_watches_one_group(joint: pathlib.Path, model: pathlib.Path, tmp
     assert row["calibration"] == 1
     flags = ["monitor", f"--manifest={joint}", f"--losses={tmp_path / 'losses.jsonl'}"]
     assert main([*flags, "--group=en"]) == 0
-    # The row names its entry; of the one about all prompts, it is refused.
+    # The row names its entry, and the entry about all prompts refuses it.
     assert main(flags) == 0
     (whole,) = {entry.delta for entry in read_manifest(joint / "manifest.json").calibrations}
     assert main([*flags, f"--delta={whole:g}"]) == 1
 
 
 def test_monitor_names_the_groups_there_are(joint: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown group is refused, and one that never exits has nothing to watch."""
+    """Monitor refuses an unknown group, and an entry that never exits."""
     flags = ["monitor", f"--manifest={joint}", "--losses=-"]
     assert main([*flags, "--group=it"]) == 2
     assert '--group: there is no group "it". The manifest has: en, fr.' in capsys.readouterr().err
@@ -300,7 +300,7 @@ def test_monitor_names_the_groups_there_are(joint: pathlib.Path, capsys: pytest.
 def test_generate_takes_groups_of_flags_and_of_rows(
     joint: pathlib.Path, model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every row is answered by its group's entry, which its row of the output names."""
+    """Every row is answered by the entry of its group, from a flag or a field, which the output names."""
     rows = [{"input_ids": [5, 9, 1], "language": name} for name in ("en", "fr", "it")]
     prompts, answers = write_rows(tmp_path / "prompts.jsonl", rows), tmp_path / "answers.jsonl"
     flags = ["generate", f"--manifest={joint}", f"--checkpoint={model}", f"--input={prompts}", f"--output={answers}"]
@@ -325,7 +325,7 @@ def test_generate_takes_groups_of_flags_and_of_rows(
 def test_verify_tests_each_group_on_its_own_examples(
     joint: pathlib.Path, model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fresh examples of a known group count for it, those of another one for the whole alone; none is an error."""
+    """Fresh examples count for their group, those of unknown groups for the whole only; an empty group is an error."""
     rows = [{**row, "language": "it" if index % 4 == 0 else "en"} for index, row in enumerate(id_rows(16, seed=5))]
     flags = ["verify", f"--manifest={joint}", f"--checkpoint={model}", "--batch_size=4", "--num_shards=2"]
     fresh = write_rows(tmp_path / "fresh.jsonl", rows)
@@ -342,7 +342,7 @@ def test_verify_tests_each_group_on_its_own_examples(
 
 
 def test_python_asks_for_the_key_that_was_read(joint: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """`Calibrate` tells groups apart only by what the generations were read with."""
+    """`Calibrate` accepts only the group key with which the generations were read."""
     import apache_beam as beam
 
     from calm_beam.transforms import Calibrate, ReadGenerations

@@ -1,4 +1,4 @@
-"""What `--help` and `--help-all` print: few flags or all of them, in groups, with examples that work."""
+"""`--help` and `--help-all` print few flags or all of them, in groups, with examples that work."""
 
 import argparse
 import re
@@ -36,14 +36,14 @@ def _listed(page: str) -> set[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_all_flags_are_in_the_long_help(command: str) -> None:
-    """`--help-all` lists every flag of every form of a command, those that nobody marked too."""
+    """`--help-all` lists every flag of every form of a command, hidden ones too."""
     for parser in flag_parsers(command):
         assert _listed(parser.format_help_all()) == _flags(parser) - {"--help", "--help-all"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_short_help_says_how_many_more_there_are(command: str) -> None:
-    """`--help` lists a part of them, those that must be given among them, and counts the others."""
+    """`--help` lists some flags, all required ones among them, and counts the others."""
     for parser in flag_parsers(command):
         short, long = _listed(parser.format_help()), _listed(parser.format_help_all())
         assert short <= long
@@ -56,7 +56,7 @@ def test_the_short_help_says_how_many_more_there_are(command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_marked_exists(command: str) -> None:
-    """Every flag that is to be in the short help is one of the command's."""
+    """Every flag marked for the short help exists."""
     parsers = flag_parsers(command)
     marked = {name for parser in parsers for name in parser._essentials or ()}
     assert marked <= {name for parser in parsers for name in _flags(parser)}
@@ -107,7 +107,7 @@ def test_pages_keep_to_the_terminal(command: str, width: int, monkeypatch: pytes
 
 
 def test_wrapped_examples_are_the_same_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a shell makes of an example's lines does not depend on the width of the terminal."""
+    """Examples wrapped at any terminal width are the same command for a shell."""
     read = []
     for width in _WIDTHS:
         monkeypatch.setenv("COLUMNS", str(width))
@@ -131,7 +131,7 @@ def test_h_is_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_positional_arguments_are_in_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first line says what to type, with what has no dashes before the flags."""
+    """The first line shows positional arguments before the flags."""
     assert _shown("--help", ["inspect"], capsys).startswith("usage: calm-beam inspect PATH [flags]\n")
 
 
@@ -150,7 +150,7 @@ def test_defaults_and_choices_are_named_once() -> None:
 
 
 def test_placeholders_say_what_a_value_is() -> None:
-    """A name that was given is kept; else the type decides, or the last word of the flag."""
+    """A given placeholder is kept; otherwise it is chosen by the type, or by the last word of the flag."""
     parser = argparse.ArgumentParser()
     add = parser.add_argument
     assert placeholder(add("--a", metavar="DIR")) == "DIR"
@@ -159,7 +159,7 @@ def test_placeholders_say_what_a_value_is() -> None:
 
 
 def test_summaries_and_examples_of_a_docstring() -> None:
-    """The first paragraph without the command's name; commands with the paragraph before them if it announces them."""
+    """A summary is the first paragraph without the command's name; commands include a paragraph that announces them."""
     doc = "`calm-beam x PATH`: does it,\nwell.\n\nMore.\n\n    calm-beam x\n\nSo:\n\n    calm-beam x \\\n        --y\n"
     assert summary(doc) == "Does it, well."
     assert examples(doc) == (("", "calm-beam x"), ("So:", "calm-beam x \\\n    --y"))

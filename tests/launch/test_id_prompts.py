@@ -1,4 +1,4 @@
-"""Prompts of token ids are calibrated on what their outputs say, and never on ids held against texts."""
+"""Prompts of token ids are scored on their outputs' texts, and ids are never compared with texts."""
 
 import json
 import pathlib
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def _text_rows() -> list[dict[str, Any]]:
-    """Returns texts, each with one reference that the model's outputs have words of."""
+    """Returns texts, each with one reference that shares words with the model's outputs."""
     return [{"id": f"row-{index}", **row, "references": ["the cat the owl"]} for index, row in enumerate(text_rows(20))]
 
 
@@ -51,7 +51,7 @@ def _encoded(rows: _Rows, vocabulary: Vocabulary, *, references: bool) -> list[d
 
 
 def _calibrate(model: pathlib.Path, data: pathlib.Path | str, output: pathlib.Path, *flags: str) -> int:
-    """Calibrates on a file, or on what a flag names."""
+    """Calibrates on a file, or on data that a flag names."""
     named = data if isinstance(data, str) else f"--data={data}"
     paths = (f"--checkpoint={model}", named, f"--output={output}")
     return main(["calibrate", *paths, "--consistency=textual,risk", *_FLAGS, *flags])
@@ -106,7 +106,7 @@ _FORMATS: Mapping[str, Callable[[pathlib.Path, _Rows, _Rows], pathlib.Path | str
 
 @pytest.mark.parametrize("form", sampled(_FORMATS, keep=(0, 3, 6)))
 def test_ids_give_what_their_texts_give(form: str, folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Prompts as the ids of their texts give the same risk table to the byte, whether references are texts or ids."""
+    """Prompts given as ids have the same risk table to the byte as texts, whatever form references have."""
     vocabulary = _vocabulary(folder)
     with_texts, with_ids = (_encoded(_text_rows(), vocabulary, references=references) for references in (False, True))
     output = tmp_path / "out"
@@ -130,7 +130,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def test_without_a_vocabulary_ids_are_compared(bare: pathlib.Path) -> None:
-    """Outputs and references are then ids joined by spaces, in what is stored too, and losses say something."""
+    """Without a vocabulary, outputs and references are ids joined by spaces, also in stored files, and losses vary."""
     manifest = read_manifest(bare / "out" / "manifest.json")
     assert manifest.vocabulary is None
     (path,) = DecodeJob.shard_files(SweepHome(str(bare / "out")).only_folder())
@@ -178,7 +178,7 @@ def test_what_cannot_be_compared_ends_the_run(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whatever row it stands in, and before any output is stored; the row is named."""
+    """Outputs and references that cannot be compared end the run before outputs are stored; the row is named."""
     rows = id_rows(110)
     message = spoil(rows)
     path = write_rows(tmp_path / "rows.jsonl", rows)
@@ -189,7 +189,7 @@ def test_what_cannot_be_compared_ends_the_run(
 
 
 def test_a_vocabulary_may_be_named(folder: pathlib.Path, bare: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """With --vocabulary a model without one is calibrated on texts: the weights are those of the other model."""
+    """With --vocabulary a model without one is calibrated on texts."""
     rows = write_rows(tmp_path / "a.jsonl", _encoded(_text_rows(), _vocabulary(folder), references=False))
     named = f"--vocabulary={folder / 'model' / 'sentencepiece.model'}"
     assert _calibrate(bare / "model", rows, tmp_path / "out", named) == 0
@@ -198,7 +198,7 @@ def test_a_vocabulary_may_be_named(folder: pathlib.Path, bare: pathlib.Path, tmp
 
 
 def test_decode_writes_texts_of_ids(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The rows of a prompt of ids have the texts that the vocabulary makes of their tokens."""
+    """Decode writes the vocabulary's texts for prompts of ids."""
     vocabulary = _vocabulary(folder)
     data = write_rows(tmp_path / "a.jsonl", _encoded(_text_rows()[:3], vocabulary, references=True))
     output = tmp_path / "out.jsonl"
@@ -212,7 +212,7 @@ def test_decode_writes_texts_of_ids(folder: pathlib.Path, tmp_path: pathlib.Path
 
 @pytest.mark.slow
 def test_stored_generations_of_ids_are_calibrated_as_texts(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Another calibration of stored generations, and random splits of them, see texts on both sides."""
+    """Recalibration of stored generations, and random splits of them, compare texts with texts."""
     data = write_rows(tmp_path / "a.jsonl", _encoded(_text_rows(), _vocabulary(folder), references=True))
     assert _calibrate(folder / "model", data, tmp_path / "out") == 0
     again = ("calibrate", f"--generations={tmp_path / 'out'}", f"--output={tmp_path / 'again'}")
@@ -233,7 +233,7 @@ def test_stored_generations_of_ids_are_calibrated_as_texts(folder: pathlib.Path,
 def test_fresh_ids_are_verified_as_they_were_calibrated(
     name: str, request: pytest.FixtureRequest, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under a manifest with a vocabulary as texts; under one without as ids, whatever lies beside the model now."""
+    """Verify compares texts under a manifest with a vocabulary, and ids without, whatever is next to the model now."""
     here: pathlib.Path = request.getfixturevalue(name)
     if name == "folder":
         rows = _encoded(_text_rows()[:10], _vocabulary(here), references=False)
@@ -250,7 +250,7 @@ def test_fresh_ids_are_verified_as_they_were_calibrated(
     assert main(["verify", f"--data={data}", *flags]) == 0
     printed = capsys.readouterr()
     assert "10 examples, 0 failed" in printed.out
-    # All of them were calibrated on as texts.
+    # All of them were calibrated as texts.
     assert ("warning: 10 of 10 prompts are in the calibration set too" in printed.err) == (name == "folder")
     if name == "bare":
         for row in ({"input_ids": [5, 1], "references": ["a"]}, {"input": "a", "reference_ids": [[5]]}):
@@ -259,7 +259,7 @@ def test_fresh_ids_are_verified_as_they_were_calibrated(
 
 
 def test_ids_are_answered_with_texts(folder: pathlib.Path, bare: pathlib.Path) -> None:
-    """Under a manifest with a vocabulary the answer to ids is that to their text; under one without it is ids."""
+    """Under a manifest with a vocabulary ids are answered as their text is; without one the answer is ids."""
     vocabulary = _vocabulary(folder)
     entry: dict[str, Any] = {"consistency": "textual", "delta": 0.3}
     generator = Generator.from_manifest(folder / "text" / "manifest.json", folder / "model", **entry)
@@ -275,7 +275,7 @@ def test_ids_are_answered_with_texts(folder: pathlib.Path, bare: pathlib.Path) -
 def test_generations_of_the_first_form_are_refused(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They may hold ids where there was a vocabulary: neither calibrated again nor gone on with."""
+    """Generations of the first format, which may hold ids despite a vocabulary, are not recalibrated or resumed."""
     stored = pathlib.Path(SweepHome(str(folder / "text")).only_folder())
     output = tmp_path / "out"
     shutil.copytree(stored, output / "generations" / stored.name)
@@ -292,7 +292,7 @@ def test_generations_of_the_first_form_are_refused(
 def test_empty_references_are_told(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their number is said at the end of a run, as ids and as texts alike."""
+    """The number of empty references is printed at the end of a run, for ids and texts."""
     rows = _encoded(_text_rows()[:12], _vocabulary(folder), references=True)
     rows[1]["reference_ids"] = [[EOS_ID]]
     rows[2]["reference_ids"] = [[5], []]

@@ -1,4 +1,4 @@
-"""What flags leave open about prompts: their length, their chat template, and a vocabulary that nothing needs."""
+"""Defaults for prompts: length, chat template, and a vocabulary that is not needed."""
 
 import json
 import pathlib
@@ -54,13 +54,13 @@ def _prepared(model: pathlib.Path, data: pathlib.Path, *, steps: int, **request:
     ("positions", "steps", "expected"), [(256, 64, 192), (96, 6, 90), (4096, 64, 512), (576, 64, 512), (8, 8, 1)]
 )
 def test_the_default_is_what_the_model_has_room_for(positions: int, steps: int, expected: int) -> None:
-    """512 tokens, or what an output leaves of the model's positions; a T5 has no positions that end."""
+    """Prompts have 512 tokens or the positions that outputs leave; a T5 has no last position."""
     assert default_input_length(build_llama_config(max_positions=positions), steps=steps) == expected
     assert default_input_length(build_config(), steps=steps) == 512
 
 
 def test_a_small_model_takes_short_prompts_without_flags(tmp_path: pathlib.Path) -> None:
-    """Nothing that nobody asked for is refused; what is asked for and does not fit is."""
+    """Defaults that do not fit a model are reduced; flags that do not fit are refused."""
     model, data = _model(tmp_path / "model", max_positions=256), _data(tmp_path, _ROWS)
     assert _prepared(model, data, steps=64).settings.max_input_length == 192
     with pytest.raises(ValueError, match="the model has 256 positions, but prompts of up to 512 tokens and outputs"):
@@ -70,13 +70,13 @@ def test_a_small_model_takes_short_prompts_without_flags(tmp_path: pathlib.Path)
 
 
 def test_training_and_calibrating_have_one_default() -> None:
-    """Both take 512 tokens; training refuses pairs for which the model has no positions, by their own lengths."""
+    """Both take 512 tokens; training refuses lengths that do not fit the model's positions."""
     assert TrainingConfig(steps=1).max_input_length == ClassifierConfig().max_input_length == 512
     assert Sweep(model="m", output="o", exits=ExitRule(), thresholds=(1.0,)).max_input_length is None
 
 
 def test_ids_are_decoded_without_a_tokenizer(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`decode` compares nothing: a text is the ids without the model's own ends. `calibrate` compares, and refuses."""
+    """`decode` writes ids without end-of-sequence tokens as text; `calibrate`, which compares texts, refuses."""
     model = _model(tmp_path / "model", tokenizer=False, max_positions=256, end_ids=(2, 7))
     data, output = _data(tmp_path, _ROWS), tmp_path / "out.jsonl"
     flags = (f"--checkpoint={model}", f"--data={data}", "--thresholds=0.5", "--max_decode_length=6", "--num_shards=1")
@@ -105,7 +105,7 @@ def _with_template(folder: pathlib.Path, **config: Any) -> pathlib.Path:
 def test_every_command_asks_whether_the_template_is_used(
     command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where a model has a chat template and no flag says whether prompts become chats, nothing is begun."""
+    """If a model has a chat template, a flag must say whether prompts become chats before anything starts."""
     model = _with_template(tmp_path)
     data = _data(tmp_path, [{"input": "w5 w9", "references": ["w6"]} for _ in range(3)])
     flags = {
@@ -125,7 +125,7 @@ def test_every_command_asks_whether_the_template_is_used(
 
 
 def test_a_template_in_a_file_of_its_own_counts(tmp_path: pathlib.Path) -> None:
-    """In `chat_template.jinja` it is as much a template as in the config; ids and models without one are not asked."""
+    """A template in `chat_template.jinja` counts as one in the config; ids, and models without one, are exempt."""
     model = _model(tmp_path / "model", max_positions=256)
     texts = _data(tmp_path, [{"input": "w5 w9"}])
     assert _prepared(model, texts, steps=8).vocabulary is not None
@@ -145,7 +145,7 @@ def test_a_template_in_a_file_of_its_own_counts(tmp_path: pathlib.Path) -> None:
 def test_text_that_no_file_can_hold_is_refused(
     flag: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bytes that are not UTF-8 reach flags as lone surrogates; they are refused before a folder is made."""
+    """Bytes that are not UTF-8, lone surrogates in flags, are refused before a folder is made."""
     paths = (f"--checkpoint={tmp_path}", f"--data={tmp_path}", f"--output={tmp_path / 'out'}", "--delta=0.5")
     assert main(["calibrate", *paths, f"--{flag}=a\udcffb"]) == 2
     assert f"--{flag}=a\\udcffb is not UTF-8 text, or holds a NUL character" in capsys.readouterr().err

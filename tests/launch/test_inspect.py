@@ -1,4 +1,4 @@
-"""`calm-beam inspect`: manifests and checkpoints in words."""
+"""`calm-beam inspect`: manifests and checkpoints as text."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def _write(path: pathlib.Path, **changes: object) -> pathlib.Path:
 
 
 def test_a_manifest_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Model, decoder, data, choices and the guarantee are told, from the file or from its directory."""
+    """Model, decoder, data, choices and the guarantee are printed, from the file or from its directory."""
     path = _write(tmp_path / "manifest.json")
     assert main(["inspect", str(path)]) == 0
     printed = capsys.readouterr()
@@ -53,7 +53,7 @@ def test_a_manifest_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
 def test_a_manifest_of_the_first_form_says_so(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], of_settings: bool
 ) -> None:
-    """It is told as it is, and which form it has."""
+    """A manifest of the first format is printed with the name of the format."""
     content = next(each for each in written_by(1).values() if ("kind" in each) == of_settings)
     (tmp_path / "manifest.json").write_text(json.dumps(content))
     assert main(["inspect", str(tmp_path)]) == 0
@@ -63,7 +63,7 @@ def test_a_manifest_of_the_first_form_says_so(
 
 
 def test_a_plan_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Losses, tests, clusters and the digest of the plan are told where the manifest has them."""
+    """Losses, tests, clusters and the digest of the plan are printed if the manifest has them."""
     manifest = build_planned_manifest(
         plan=build_plan_record(cluster_key="page"), data=dataclasses.replace(build_manifest().data, clusters=200)
     )
@@ -105,7 +105,7 @@ def test_square_brackets_are_printed_as_they_are(tmp_path: pathlib.Path, capsys:
 
 
 def test_a_manifest_and_its_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --checkpoint, the manifest has to belong to that model."""
+    """With --checkpoint, a manifest of another model is refused."""
     ours, other = write_model(tmp_path / "ours"), write_model(tmp_path / "other", seed=1)
     path = tmp_path / "manifest.json"
     write_manifest(build_served_manifest(load_checkpoint(ours)), path)
@@ -118,7 +118,7 @@ def test_a_manifest_and_its_model(tmp_path: pathlib.Path, capsys: pytest.Capture
 
 
 def test_a_changed_manifest_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A number changed by hand gives status 1, and none of its content is told."""
+    """A number changed by hand gives status 1, and no content is printed."""
     path = _write(tmp_path / "manifest.json")
     content = json.loads(path.read_text())
     content["calibrations"][0]["threshold"] = 0.1
@@ -130,7 +130,7 @@ def test_a_changed_manifest_is_refused(tmp_path: pathlib.Path, capsys: pytest.Ca
 
 
 def test_a_native_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sizes, fingerprint and vocabulary of a native model are told."""
+    """Sizes, fingerprint and vocabulary of a native model are printed."""
     model = write_model(
         tmp_path / "model",
         config=build_config(exit_classifier=2),
@@ -149,7 +149,7 @@ def test_a_native_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_t5x_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a folder of checkpoints, the latest is told."""
+    """In a folder of checkpoints, the latest is described."""
     write_t5x(tmp_path, build_arrays(CONFIG, 0), step=5)
     latest = write_t5x(tmp_path, build_arrays(CONFIG, 1), step=40)
     assert main(["inspect", str(tmp_path)]) == 0
@@ -160,7 +160,7 @@ def test_a_t5x_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[
 
 
 def test_what_no_array_shows(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is assumed of a T5X model is said with its reason, and what the user or a file says with its source."""
+    """Assumptions about a T5X model are printed with their reason, declarations with their source."""
     write_t5x(tmp_path, build_arrays(CONFIG, 0))
     assert main(["inspect", str(tmp_path)]) == 0
     assert "is assumed to be 128, as in T5: there is no config.gin in" in capsys.readouterr().out
@@ -178,7 +178,7 @@ def test_what_no_array_shows(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
 def test_layers_with_tables_and_a_vocabulary_with_sentinels(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tables of relative positions in every layer are told, and so are sentinels named beside the vocabulary."""
+    """Relative positions in every layer, and sentinels of the tokenizer's files, are printed."""
     config = build_config(relative_bias_per_layer=True)
     folder = write_model(tmp_path / "model", config=config, vocabulary=write_vocabulary(tmp_path / "trained.model"))
     (folder / "tokenizer_config.json").write_text('{"extra_ids": 4}')
@@ -205,7 +205,7 @@ def test_a_name_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_hugging_face_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An original T5 that transformers saved is told with its feed-forward layer and its head."""
+    """An original T5 saved by transformers is described with its feed-forward layer and its head."""
     config = build_config(tied_head=True, gated_mlp=False)
     model = write_hugging_face(tmp_path / "model", config, build_arrays(config, 0))
     assert main(["inspect", str(model)]) == 0
@@ -216,7 +216,7 @@ def test_a_hugging_face_checkpoint(tmp_path: pathlib.Path, capsys: pytest.Captur
 
 
 def test_what_exits_have_is_told(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Norms and heads of their own, each if there are any."""
+    """Exit norms and exit heads are described, each if there are any."""
     for exits, words in (
         ({"exit_norms": True, "exit_heads": True}, "a norm and a head"),
         ({"exit_heads": True}, "a head"),
@@ -248,7 +248,7 @@ def test_bad_usage(flags: list[str], message: str, tmp_path: pathlib.Path, capsy
 
 
 def test_what_is_neither(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty folder and a file that is no manifest have status 1 and say what was expected."""
+    """An empty folder, and a file that is not a manifest, give status 1 and what was expected."""
     (tmp_path / "empty").mkdir()
     assert main(["inspect", str(tmp_path / "empty")]) == 1
     assert "no model here. Expected config.json with model.safetensors (native" in capsys.readouterr().err
@@ -259,7 +259,7 @@ def test_what_is_neither(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("value", ["sixty-four", 0, None, 64.5])
 def test_a_broken_config(value: object, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A config.json with a size that is none has status 1 and names the file."""
+    """A config.json with an invalid size gives status 1 and the file's name."""
     model = write_model(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "vocab_size": value}))
@@ -270,7 +270,7 @@ def test_a_broken_config(value: object, tmp_path: pathlib.Path, capsys: pytest.C
 
 
 def test_decoder_only_models_are_described(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Heads of queries and keys, base and window are named, and what ends an output."""
+    """A decoder-only model is described with query and key heads, RoPE base, window, and end-of-sequence ids."""
     folder = write_decoder_only(tmp_path, "mistral", sliding_window=8, rope_theta=1e6)
     assert main(["inspect", str(folder)]) == 0
     printed = " ".join(capsys.readouterr().out.split())

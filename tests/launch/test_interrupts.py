@@ -7,7 +7,7 @@ import pytest
 
 from calm_beam.launch.terminal.interrupts import Interrupts
 
-# What XLA does when a process ends while it compiles: a thread that works on what the exit takes away.
+# XLA behaves so when a process ends while it compiles: a thread works on objects that the exit destroys.
 _START = """
 import atexit, os, signal, sys, threading, time
 from calm_beam.launch import cli, inspect
@@ -24,7 +24,7 @@ def _run(script: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_an_interrupted_process_does_not_take_down_its_threads(number: str) -> None:
-    """Exit handlers of libraries are called and output is flushed, but nothing that threads may use is taken away."""
+    """An interrupted process calls libraries' exit handlers and flushes output, but keeps objects in use by threads."""
     done = _run(
         "class Client:\n"
         "    def __del__(self, write=os.write): write(1, b'taken away')\n"
@@ -42,7 +42,7 @@ def test_an_interrupted_process_does_not_take_down_its_threads(number: str) -> N
 
 @pytest.mark.parametrize(("status", "printed"), [(0, "begun\ntaken away"), (1, "begun\n")])
 def test_only_what_succeeded_ends_as_python_ends(status: int, printed: str) -> None:
-    """A command that failed may have threads that go on, one that succeeded has none."""
+    """Only successful commands end as Python does, since a failed one may leave running threads."""
     done = _run(
         "class Client:\n"
         "    def __del__(self, write=os.write): write(1, b'taken away')\n"
@@ -53,14 +53,14 @@ def test_only_what_succeeded_ends_as_python_ends(status: int, printed: str) -> N
 
 
 def test_an_interrupt_that_was_dropped_comes_again() -> None:
-    """Callbacks of C code cannot raise, so that a Ctrl-C that meets one would be lost and the run go on."""
+    """A Ctrl-C that meets a callback of C code, which cannot raise, is raised again and not lost."""
     done = _run(
         "class Callback:\n"
         "    def __del__(self): os.kill(os.getpid(), signal.SIGINT)\n"
         "def interrupted(argv):\n"
         "    callback = Callback()\n"
         "    del callback\n"
-        # What a thread asks for does not end a sleep.
+        # A signal raised by a thread does not end a sleep.
         "    for _ in range(600): time.sleep(0.1)\n"
         "inspect.main = interrupted\n"
     )
@@ -69,7 +69,7 @@ def test_an_interrupt_that_was_dropped_comes_again() -> None:
 
 
 def test_other_dropped_exceptions_are_shown() -> None:
-    """What else goes wrong in a place that cannot raise is told as Python tells it."""
+    """Other exceptions in a place that cannot raise are shown as Python shows them."""
     done = _run(
         "class Callback:\n"
         "    def __del__(self): raise ValueError('odd')\n"
@@ -84,7 +84,7 @@ def test_other_dropped_exceptions_are_shown() -> None:
 
 
 def test_a_second_interrupt_does_not_break_off_cleaning_up(capfd: pytest.CaptureFixture[str]) -> None:
-    """Whoever presses Ctrl-C again is told that it is being cleaned up; much later, it counts again."""
+    """A second Ctrl-C during clean-up prints that clean-up is running; much later, it interrupts again."""
     now = 0.0
     interrupts = Interrupts(lambda: now)
     with pytest.raises(KeyboardInterrupt):

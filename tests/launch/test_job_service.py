@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.timeout(120)
 def test_it_serves_until_it_is_terminated() -> None:
-    """It prints where it listens, once it does, and ends with status 0 on SIGTERM."""
+    """The job service prints its address once it listens, and ends with status 0 on SIGTERM."""
     command = [sys.executable, "-m", "calm_beam.launch.job_service", "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

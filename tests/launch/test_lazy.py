@@ -53,14 +53,14 @@ def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *f
 def test_the_manifest_is_that_of_the_full_sweep(
     deltas: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Whether tests fail at once, midway or never, the manifest is equal but for its time, and so is the table."""
+    """Whether tests fail at once, midway or never, manifest (but for its time) and table equal the full sweep's."""
     for sweep in ("full", "lazy"):
         assert _calibrate(model, data, tmp_path / sweep, f"--delta={deltas}", f"--sweep={sweep}") == 0
     manifests = [read_manifest(tmp_path / sweep / "manifest.json") for sweep in ("full", "lazy")]
     assert without_time(manifests[0]) == without_time(manifests[1])
     full, lazy = ((tmp_path / sweep / "risk_table.csv").read_text().splitlines() for sweep in ("full", "lazy"))
     assert set(lazy) <= set(full)
-    # The generations of the last block hold those of the others, which are gone.
+    # The generations of the last block include those of earlier blocks, which are removed.
     (folder,) = (tmp_path / "lazy" / "generations").iterdir()
     stored = json.loads((folder / "decode.json").read_text())["settings"]["thresholds"]
     tested = max(
@@ -77,7 +77,7 @@ def test_a_run_that_died_between_blocks_goes_on(
     flags = ("--delta=0.3,0.6", "--sweep=lazy")
     assert _calibrate(model, data, tmp_path / "whole", *flags) == 0
     upper = "--thresholds=0.99,0.9"
-    # What the run would have left after its first block: the generations at the first two thresholds.
+    # The generations at the first two thresholds, as the run would have left them after its first block.
     assert _calibrate(model, data, tmp_path / "upper", "--delta=0.999", upper) == 0
     assert _calibrate(model, data, tmp_path / "half", *flags) == 0
     shutil.rmtree(tmp_path / "half" / "generations")
@@ -101,7 +101,7 @@ def test_a_run_that_died_between_blocks_goes_on(
             lambda rows: [*rows[:-1], {**rows[-1], "reference_ids": [[7]]}],
             "was decoded from other examples than the data give now for shard",
         ),
-        # It alone was in its shard.
+        # Its shard held no other row.
         (lambda rows: rows[:-1], "the data have no example for this file"),
     ],
     ids=["changed", "shard removed"],
@@ -114,7 +114,7 @@ def test_data_that_change_between_blocks_end_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Outputs of the upper part of the grid never meet those of other prompts; nothing is published."""
+    """If data change between blocks, the run ends before outputs of different prompts mix; nothing is published."""
     rows = id_rows(30)
     data = write_rows(tmp_path / "rows.jsonl", rows)
 
@@ -133,7 +133,7 @@ def test_data_that_change_between_blocks_end_the_run(
 def test_another_sweep_does_not_go_on_with_it(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Generations of another grid are refused, with the difference in words."""
+    """Generations of another grid are refused with the difference."""
     assert _calibrate(model, data, tmp_path / "out", "--delta=0.999", "--thresholds=0.99,0.8") == 0
     (tmp_path / "out" / "manifest.json").unlink()
     assert _calibrate(model, data, tmp_path / "out", "--delta=0.3", "--sweep=lazy", "--resume") == 2
@@ -156,7 +156,7 @@ def test_a_manifest_of_another_run_is_not_taken_for_the_end(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Who finds that another run published between two blocks says so, and ends with status 1."""
+    """A run that finds another run's manifest between two blocks says so, and ends with status 1."""
     assert _calibrate(model, data, tmp_path / "other", "--delta=0.999") == 0
 
     def run_beside_another(pipeline: beam.Pipeline) -> Any:

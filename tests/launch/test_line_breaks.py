@@ -1,4 +1,4 @@
-"""What is printed on terminals of several widths, and in logs."""
+"""Line breaks of printed text, on terminals of several widths and in logs."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     "text", [_MESSAGE, "two lines:\n  an indented one that is long " + "and on " * 30, "漢字 " * 60]
 )
 def test_terminals_break_at_spaces(width: int, text: str) -> None:
-    """Lines are no wider than the terminal but where one word is, and every word stands in one line, as it was."""
+    """Lines fit the terminal unless one word does not, and every word is on one line, unchanged."""
     with contextlib.redirect_stdout(_Terminal()) as out, contextlib.redirect_stderr(_Terminal()) as err:
         say(text)
         tell(text)
@@ -48,14 +48,14 @@ def test_terminals_break_at_spaces(width: int, text: str) -> None:
 
 
 def test_logs_keep_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where there is no terminal, a message is one line, however long."""
+    """Without a terminal, a message is one line, however long."""
     say(_MESSAGE)
     PlainConsole(stderr=True).say(_MESSAGE)
     assert capsys.readouterr().err == f"{_MESSAGE}\n{_MESSAGE}\n"
 
 
 def test_lines_go_on_under_their_indentation() -> None:
-    """Each line is broken by itself; spaces within it, and lines that fit, stay as they are."""
+    """Each line is wrapped by itself with its indentation; inner spaces, and lines that fit, are unchanged."""
     assert wrapped("a b c\n  d  e f\n\n    g", 5) == "a b c\n  d \n  e f\n\n    g"
     assert wrapped("", 5) == ""
     assert wrapped("      ", 3) == "      "

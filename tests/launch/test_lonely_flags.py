@@ -1,4 +1,4 @@
-"""Flags that mean something only beside another one are refused without it, in every command."""
+"""Flags that need another flag are refused without it, in every command."""
 
 import argparse
 import dataclasses
@@ -26,7 +26,7 @@ _VALUES = {
     "--relative_max_distance": "64",
     "--stop_gain": "2%",
 }
-# What a command asks for before it looks at others.
+# Flags that a command requires before it checks others.
 _NEEDED = {
     "generate": ["--manifest=m.json"],
     "serve": ["--manifest=m.json"],
@@ -57,12 +57,12 @@ def _argument(command: str, flag: str) -> str:
 
 @pytest.mark.parametrize(("command", "flag", "partner"), _pairs())
 def test_declared_partners(command: str, flag: str, partner: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names both, and nothing has begun."""
+    """A flag without its partner is refused with both names before anything starts."""
     assert main([command, *_NEEDED.get(command, []), _argument(command, flag)]) == 2
     assert f"{flag} belongs to {partner}, which is missing." in capsys.readouterr().err
 
 
-# What is found out where more is known than flags, or is declared elsewhere.
+# Partners that depend on more than flags, or are declared elsewhere.
 _OTHERS = (
     ("calibrate", "--system=x", "--chat_template"),
     ("calibrate", "--data_format=text", "--data"),
@@ -95,7 +95,7 @@ def test_other_partners(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """They are refused in the same words, before anything is written."""
+    """Other partners are refused in the same words, before anything is written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.json").write_text("{}")
     assert main([command, *flags.split()]) == 2
@@ -107,7 +107,7 @@ def test_help_that_names_a_partner_declares_it() -> None:
     """A flag whose help begins with another one, as in `with --on_error=list, ...`, is in one of the tables."""
     known = {(command, flag) for command, flag, _ in _pairs()}
     known |= {(command, re.split("[= ]", flag)[0]) for command, flags, _ in _OTHERS for flag in flags.split(" ")}
-    # Refused by the exit rule, in words of its own.
+    # The exit rule refuses these with messages of its own.
     known |= {(command, "--patience") for command in COMMANDS}
     lonely = [
         (command, action.option_strings[-1])
@@ -121,7 +121,7 @@ def test_help_that_names_a_partner_declares_it() -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Asked(Options):
-    """Options of which some belong to others."""
+    """Options of which some need others."""
 
     metric: tuple[str, ...] | None = option(None, "names", kind=texts)
     folder: str | None = option(None, "what they need", belongs_to=("metric=bleurt", "many"))
@@ -130,7 +130,7 @@ class _Asked(Options):
 
 
 def test_a_partner_will_do() -> None:
-    """With any of its partners a flag is taken, be that one of a list, and so is one that was not given."""
+    """A flag is accepted with any of its partners, also one value of a list; flags that are absent need none."""
     parser = request_parser("x", _Asked, doc=None)
     for good in ([], ["--metric=a,bleurt", "--folder=f"], ["--many", "--folder=f", "--count=6"], ["--count=5"]):
         parsed(_Asked, good, parser=parser)

@@ -1,4 +1,4 @@
-"""Ports of local runners, as the kernel has them in the middle of a run: this machine's alone."""
+"""Ports of local runners, as the kernel lists them during a run, are open to this machine only."""
 
 import os
 import pathlib
@@ -30,7 +30,7 @@ _THREADS = ("--direct_num_workers=2", "--direct_running_mode=multi_threading")
 
 
 def _addresses_during(flags: tuple[str, ...], folder: pathlib.Path) -> set[str]:
-    """Returns where a run listens, launcher and workers, while its workers work."""
+    """Returns the addresses at which launcher and workers listen while the workers work."""
     launcher = os.getpid()
 
     def look(element: int) -> None:
@@ -52,7 +52,7 @@ def _addresses_during(flags: tuple[str, ...], folder: pathlib.Path) -> set[str]:
     ["processes", pytest.param("pool", marks=pytest.mark.slow), pytest.param("job service", marks=pytest.mark.slow)],
 )
 def test_a_run_of_two_worker_processes_is_open_to_this_machine_alone(kind: str, tmp_path: pathlib.Path) -> None:
-    """In the middle of a run, launcher, workers, pool and job service listen, and at loopback addresses only."""
+    """During a run, launcher, workers, pool and job service listen at loopback addresses only."""
     with flags_of_two_workers(kind) as flags:
         addresses = _addresses_during(flags, tmp_path)
     assert addresses
@@ -60,7 +60,7 @@ def test_a_run_of_two_worker_processes_is_open_to_this_machine_alone(kind: str, 
 
 
 def test_workers_that_are_threads_are_open_to_this_machine_alone(tmp_path: pathlib.Path) -> None:
-    """They are served by the same ports."""
+    """Ports that serve worker threads are open to this machine only."""
     addresses = _addresses_during(_THREADS, tmp_path)
     assert addresses
     assert open_to_others(addresses) == []
@@ -68,7 +68,7 @@ def test_workers_that_are_threads_are_open_to_this_machine_alone(tmp_path: pathl
 
 @pytest.fixture
 def _beam_as_it_is() -> Iterator[None]:
-    """Undoes what other tests have made of Beam, and does it again."""
+    """Undoes our changes of Beam's modules, and makes them again afterwards."""
     for module in loopback.MODULES:
         module.grpc = grpc  # type: ignore[attr-defined]
     yield
@@ -77,7 +77,7 @@ def _beam_as_it_is() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_beam_as_it_is")
 def test_beams_own_pool_is_open_to_everybody() -> None:
-    """The twin: what is looked for here is found where Beam opens its ports as it does by itself."""
+    """The check finds the public ports that Beam opens without our changes (the twin)."""
     _, server = worker_pool_main.BeamFnExternalWorkerPoolServicer.start()
     try:
         assert open_to_others(listening({os.getpid()})) != []
@@ -86,7 +86,7 @@ def test_beams_own_pool_is_open_to_everybody() -> None:
 
 
 def test_ports_are_found_at_every_address() -> None:
-    """The twin of the table's reader: a socket on all interfaces is told from one on loopback."""
+    """The table's reader distinguishes a socket on all interfaces from one on loopback (the twin)."""
     for host, is_open in (("127.0.0.1", False), ("0.0.0.0", True)):
         with socket.create_server((host, 0)):
             assert host in listening({os.getpid()})
@@ -95,7 +95,7 @@ def test_ports_are_found_at_every_address() -> None:
 
 
 def test_no_other_module_of_beam_opens_ports() -> None:
-    """Every server that Beam's runners and workers make is in a module that is seen to; the rest are programs."""
+    """Every server of Beam's runners and workers is made in a module that we patch; the rest are programs."""
     root = pathlib.Path(beam.__file__).parent
     makers = {
         ".".join(path.relative_to(root.parent).with_suffix("").parts)
@@ -108,7 +108,7 @@ def test_no_other_module_of_beam_opens_ports() -> None:
 
 
 def test_a_beam_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a module of Beam got its servers elsewhere, nothing would start."""
+    """If a module of Beam gets its servers elsewhere, the run is refused."""
     changed = types.ModuleType("apache_beam.changed")
     monkeypatch.setattr(loopback, "MODULES", (changed,))
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_a_beam_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_server_of_beams_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run's server whose parts are not ours ends the run before a worker is started."""
+    """A run whose server has unpatched parts ends before a worker is started."""
     server = grpc.server(None)
     with pytest.raises(OpenPortError, match="it has made a server of its own"):
         require_loopback([LoopbackServer(server), server])
@@ -134,7 +134,7 @@ def test_a_server_of_beams_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_port_that_is_taken_or_none(
     start: types.FunctionType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both services say in a line that a port is in use, or no port, and end."""
+    """A port that is in use, or is none, ends both services with one line."""
     monkeypatch.setattr("signal.signal", lambda *_: pytest.fail("it serves"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -159,5 +159,5 @@ def test_a_port_that_is_taken_or_none(
     ],
 )
 def test_addresses_of_this_machine(address: str, is_here: bool) -> None:
-    """Loopback addresses are told from all others, and from what is none."""
+    """Loopback addresses are distinguished from all others, and from invalid ones."""
     assert is_loopback(address) is is_here

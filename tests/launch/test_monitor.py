@@ -33,7 +33,7 @@ def _write(path: pathlib.Path, losses: Sequence[float | str]) -> pathlib.Path:
 def test_good_losses_raise_no_alarm(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The status is 0, and what was watched and found is printed."""
+    """Good losses give status 0, and what was watched and found is printed."""
     losses = _write(tmp_path / "losses.txt", _GOOD)
     assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}"]) == 0
     printed = capsys.readouterr()
@@ -46,7 +46,7 @@ def test_good_losses_raise_no_alarm(
 def test_bad_losses_raise_the_alarm(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The status is 3, and the loss at which the alarm was raised is named; all losses of the file are counted."""
+    """Bad losses give status 3 and the loss at which the alarm was raised; all losses of the file are counted."""
     losses = _write(tmp_path / "losses.txt", _GOOD + _BAD)
     assert main(["monitor", f"--manifest={tmp_path}", f"--losses={losses}"]) == 3
     printed = capsys.readouterr().out
@@ -57,7 +57,7 @@ def test_bad_losses_raise_the_alarm(
 def test_the_state_is_taken_up_again(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Losses given in two calls count as those given in one, and an alarm stays."""
+    """Losses given in two calls count as in one, and an alarm stays."""
     flags = ["monitor", f"--manifest={manifest}", f"--state={tmp_path / 'state.json'}"]
     whole = ["monitor", f"--manifest={manifest}", f"--state={tmp_path / 'whole.json'}"]
     assert main([*flags, f"--losses={_write(tmp_path / 'a', _GOOD)}"]) == 0
@@ -72,7 +72,7 @@ def test_the_state_is_taken_up_again(
 def test_missing_losses_prove_no_excess(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a true risk of 0 and every third label missing the status is 4, and the words say that it is no proof."""
+    """With risk 0 and every third label missing the status is 4, and the message says that it is no proof."""
     stream = _write(tmp_path / "losses.txt", [0.0, 0.0, "missing"] * 60)
     assert main(["monitor", f"--manifest={manifest}", f"--losses={stream}"]) == 4
     printed = capsys.readouterr().out
@@ -88,7 +88,7 @@ def test_missing_losses_prove_no_excess(
 def test_a_proof_does_not_need_missing_losses(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the losses that are there prove the excess, the status is 3; without an alarm both capitals are told."""
+    """If the present losses prove the excess, the status is 3; without an alarm both capitals are printed."""
     assert main(["monitor", f"--manifest={manifest}", f"--losses={_write(tmp_path / 'a', ['missing', 1.0] * 12)}"]) == 3
     assert "the losses show that the risk exceeds delta 0.1, even if each missing one is 0." in capsys.readouterr().out
     assert main(["monitor", f"--manifest={manifest}", f"--losses={_write(tmp_path / 'a', ['missing', 0.0])}"]) == 0
@@ -101,7 +101,7 @@ def test_a_proof_does_not_need_missing_losses(
 def test_rows_with_a_failure_are_missing(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A row of a probe says by its failure that the loss was not measured; whatever else stands there is refused."""
+    """A failure in a probe's row marks the loss as missing; any other value there is refused."""
     about = {"manifest": read_manifest(manifest).digest, "calibration": 0}
     losses = tmp_path / "losses.jsonl"
 
@@ -121,7 +121,7 @@ def test_rows_with_a_failure_are_missing(
 def test_a_stream_ends_at_the_alarm_about_missing_losses(
     manifest: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends once; called again with its state, it goes on until the losses prove the excess."""
+    """An alarm about missing losses ends a stream once; with its state it continues until losses prove the excess."""
     flags = ["monitor", f"--manifest={manifest}", "--losses=-", f"--state={tmp_path / 'state.json'}"]
     monkeypatch.setattr("sys.stdin", io.StringIO("missing\n" * 50))
     assert main(flags) == 4
@@ -137,7 +137,7 @@ def test_a_stream_ends_at_the_alarm_about_missing_losses(
 def test_a_state_of_the_first_version_is_read(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It counted missing losses as 1: what it found is told as that, and it is kept in the new form."""
+    """A state of the first version, which counted missing losses as 1, is read and kept in the new format."""
     state, losses = tmp_path / "state.json", _write(tmp_path / "a", [0.0])
     old = {
         "schema": "calm-beam/monitor/v1",
@@ -172,7 +172,7 @@ def test_a_stream_ends_at_the_alarm(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """From standard input, nothing is read after the alarm, and an alarm that was kept needs no loss at all."""
+    """From standard input, nothing is read after the alarm, and a stored alarm needs no loss at all."""
     stream = io.StringIO("1\n" * 50)
     monkeypatch.setattr("sys.stdin", stream)
     flags = ["monitor", f"--manifest={manifest}", "--losses=-", f"--state={tmp_path / 'state.json'}"]
@@ -188,7 +188,7 @@ def test_a_stream_ends_at_the_alarm(
 def test_a_stream_that_ends_keeps_its_state(
     manifest: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a stream gave up to its end, a bad line or Ctrl-C is kept: it will not come again."""
+    """Losses read before the stream's end, a bad line or Ctrl-C are kept, since they will not come again."""
 
     class Interrupted(io.StringIO):
         def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
@@ -209,7 +209,7 @@ def test_a_stream_that_ends_keeps_its_state(
 def test_a_file_with_a_bad_line_changes_nothing(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wrong line is named with its number and value; the file can be given again once it is put right."""
+    """A wrong line is named with its number and value; the corrected file can be given again."""
     flags = ["monitor", f"--manifest={manifest}", f"--state={tmp_path / 'state.json'}"]
     assert main([*flags, f"--losses={_write(tmp_path / 'a', [0.5])}"]) == 0
     before = (tmp_path / "state.json").read_text()
@@ -234,7 +234,7 @@ def test_signed_losses_may_be_negative(tmp_path: pathlib.Path, capsys: pytest.Ca
 
 
 def test_losses_of_a_tail_are_0_and_1(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A loss in between is no answer to whether an output loses more; an entry is chosen by its loss."""
+    """A tail's losses are 0 or 1, and others are refused; an entry is chosen by its loss."""
     entries = (build_calibration(), build_calibration(loss="dissimilarity>0.3", p_value="exact_binomial"))
     write_manifest(build_manifest(calibrations=entries), tmp_path / "manifest.json")
     flags = ["monitor", f"--manifest={tmp_path}", "--loss=dissimilarity>0.3"]
@@ -261,7 +261,7 @@ def test_one_of_several_entries_is_chosen(tmp_path: pathlib.Path, capsys: pytest
 
 
 def test_rows_of_a_probe_name_their_entry(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They need no flag; rows of another manifest, or of a place that is none, decide nothing."""
+    """Rows of a probe name their entry without a flag; rows of other or invalid manifests are refused."""
     entries = (build_calibration(), build_calibration(metric="token_f1"))
     manifest = build_manifest(calibrations=entries)
     write_manifest(manifest, tmp_path / "manifest.json")
@@ -306,7 +306,7 @@ def test_bad_usage(
 def test_a_state_of_another_promise_is_refused(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A state goes on with the manifest, the entry and the alpha that it began with."""
+    """A state continues only with the manifest, the entry and the alpha with which it began."""
     flags = [f"--losses={_write(tmp_path / 'a', [0.5])}", f"--state={tmp_path / 'state.json'}"]
     assert main(["monitor", f"--manifest={manifest}", *flags]) == 0
     assert main(["monitor", f"--manifest={manifest}", "--alpha=0.01", *flags]) == 2
@@ -330,7 +330,7 @@ def test_a_state_of_another_promise_is_refused(
 def test_a_state_that_is_none_is_refused(
     content: str, manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that is no state has status 1, is named, and stays as it is."""
+    """A file that is not a state gives status 1, is named, and is not changed."""
     state = tmp_path / "state.json"
     state.write_text(content)
     losses = _write(tmp_path / "a", [0.5])
@@ -342,7 +342,7 @@ def test_a_state_that_is_none_is_refused(
 def test_a_state_of_more_losses_than_there_are_is_refused(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A count beyond every stream, and one more loss after the last that can be counted, are errors in words."""
+    """A count beyond every stream, and one more loss after the largest countable number, are clear errors."""
     state = tmp_path / "state.json"
     flags = ["monitor", f"--manifest={manifest}", f"--losses={_write(tmp_path / 'a', [0.5])}", f"--state={state}"]
     assert main(flags) == 0
@@ -358,7 +358,7 @@ def test_a_state_of_more_losses_than_there_are_is_refused(
 def test_a_line_without_end_is_refused(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line longer than any row may be is named, and no more of it is read."""
+    """A line longer than any row may be is named, and reading stops."""
     losses = tmp_path / "losses"
     losses.write_text("0\n" + "1" * (LARGEST_ROW + 1))
     assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}"]) == 1

@@ -1,4 +1,4 @@
-"""The commands that a calibration prints at its end."""
+"""The next commands that a calibration prints at its end."""
 
 import dataclasses
 import pathlib
@@ -15,7 +15,7 @@ from tests.pipelines import SHORT_FLAGS
 def test_they_run_as_printed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a run whose promises differ in two ways, in a folder whose name a shell would break up."""
+    """The printed commands run, for promises that differ in two ways and a folder whose name needs quotes."""
     monkeypatch.chdir(tmp_path)
     promises = ("--consistency=textual,risk", "--delta=0.3,0.9", "--metric=rouge_l_unicode")
     assert main(["calibrate", *SHORT_FLAGS, *promises, "--output=my run"]) == 0
@@ -27,7 +27,7 @@ def test_they_run_as_printed(
 
 
 def test_only_what_tells_entries_apart_is_named() -> None:
-    """Of one entry nothing is; of those that differ in delta, delta alone."""
+    """Only the flags that distinguish entries are printed: none for one entry, delta for those that differ in it."""
     first, second = build_calibration(), build_calibration(delta=0.2)
     *_, alone = next_commands(build_manifest(calibrations=(first,)), "out")
     assert alone == "calm-beam generate --manifest=out --prompt='Your prompt' --show_layers"
@@ -36,12 +36,12 @@ def test_only_what_tells_entries_apart_is_named() -> None:
 
 
 def test_nothing_is_answered_where_nothing_was_proved() -> None:
-    """What the manifest promises can still be read."""
+    """If nothing was proved, only the command that shows the manifest is printed."""
     assert [*next_commands(build_manifest(calibrations=(build_never_exit(),)), "out")] == ["calm-beam inspect out"]
 
 
 def test_measures_of_ones_own_are_named() -> None:
-    """A manifest alone does not decide what code runs."""
+    """A user's metric is a flag of the printed commands, since a manifest alone does not decide what code runs."""
     manifest = build_manifest(calibrations=(build_calibration(),))
     name = "my_measures:certainty"
     decode = dataclasses.replace(manifest.decode, confidence=name)

@@ -10,7 +10,7 @@ import pytest
 
 from calm_beam.launch.runners.worker_processes import SPEAKS
 
-# As gRPC's threads do it once their connection is closed.
+# gRPC's threads fail so once their connection is closed.
 _WORKER = """
 import sys, threading, time
 from calm_beam.launch.runners.worker_processes import end_with_the_runner
@@ -39,7 +39,7 @@ sys.stdin.read()
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_workers_of_a_killed_runner_leave_one_line() -> None:
-    """What they have said before stays; after it, one of them says what has happened, and nobody shows a traceback."""
+    """Workers of a killed runner print one line about it after their earlier output, and no traceback."""
     runner = subprocess.Popen(
         [sys.executable, "-c", _RUNNER],
         stdin=subprocess.PIPE,
@@ -51,7 +51,7 @@ def test_workers_of_a_killed_runner_leave_one_line() -> None:
     assert runner.stdout.readline() == "both\n"
     os.kill(runner.pid, signal.SIGKILL)
     start = time.monotonic()
-    # Ends once all that hold it have ended.
+    # The read ends once all processes that hold the pipe have ended.
     said = runner.communicate(timeout=50)[1].splitlines()
     assert time.monotonic() - start < 50
     assert said[:2] == ["a warning", "a warning"]

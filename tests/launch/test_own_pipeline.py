@@ -1,4 +1,4 @@
-"""Pipelines of ours where a notebook's kernel runs."""
+"""Our pipelines in a notebook's kernel."""
 
 import pathlib
 import sys
@@ -16,7 +16,7 @@ from calm_beam.launch.runners import Workers, run_pipeline
 
 @pytest.fixture
 def _notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is IPython's, and in which what Beam's interactive pipelines need is not installed."""
+    """A process that looks like IPython's, without the packages of Beam's interactive pipelines."""
     kernel = types.SimpleNamespace(execution_count=7, config={"IPKernelApp": {}})
     ipython = types.ModuleType("IPython")
     ipython.get_ipython = lambda: kernel  # type: ignore[attr-defined]
@@ -26,7 +26,7 @@ def _notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_notebook")
 def test_a_notebook_without_pandas() -> None:
-    """Steps are applied and run, under their own names; a pipeline of Beam's own asks for what is not there."""
+    """Our steps are applied and run under their own names; Beam's pipeline misses a package there."""
     options = PipelineOptions([])
     with pytest.raises(ImportError, match="interactive_environment"):
         beam.Pipeline(options=options) | beam.Create([1])
@@ -39,7 +39,7 @@ def test_a_notebook_without_pandas() -> None:
 
 @pytest.mark.usefixtures("_notebook")
 def test_pipelines_of_cells_are_left_as_they_are() -> None:
-    """Once a step of ours is applied, and where that fails, Beam names the steps of others as before."""
+    """After one of our steps is applied or fails, Beam names the steps of others as before."""
     named = beam_pipeline.alter_label_if_ipython
     pipeline = Workers(options=PipelineOptions([])).new_pipeline()
     _ = pipeline | "Make" >> beam.Create([1])
@@ -49,7 +49,7 @@ def test_pipelines_of_cells_are_left_as_they_are() -> None:
 
 
 def test_a_pipeline_leaves_no_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beam's folder for temporary files is gone at once, whether a pipeline of ours runs or not."""
+    """Beam's folder for temporary files is removed at once, whether our pipeline runs or not."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = PipelineOptions([])
     pipeline = Workers(options=options).new_pipeline()

@@ -33,7 +33,7 @@ def _rows(printed: str) -> dict[str, list[str]]:
 
 
 def test_examples_needed_for_coins(capsys: pytest.CaptureFixture[str]) -> None:
-    """One row per p-value, one column per guess; the numbers have the power asked for, and fewer have not."""
+    """One row per p-value, one column per guess; the numbers have the requested power, and smaller ones have not."""
     assert main(["plan", "--delta=0.1", "--risk_guess=0.02,0.05", "--replications=200"]) == 0
     printed = capsys.readouterr().out
     rows = _rows(printed)
@@ -59,7 +59,7 @@ def test_examples_needed_for_coins(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_less_spread_needs_fewer_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """p-values that learn the spread of the losses need fewer examples when it is small; the binomial one drops out."""
+    """With small spread, p-values that learn the spread need fewer examples; the binomial one is not listed."""
     flags = ["plan", "--delta=0.1", "--risk_guess=0.05", "--p_value=wsr,signed_mixture", "--replications=200"]
     assert main(flags) == 0
     wide = _rows(capsys.readouterr().out)
@@ -82,7 +82,7 @@ def test_a_simulation_is_reproducible(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_pilot_takes_the_place_of_guesses(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measured losses of 0 and 1 are coins; signed ones leave the p-values that take them."""
+    """A pilot's losses of 0 and 1 are treated as coins; signed ones exclude p-values that do not take them."""
     pilot = tmp_path / "pilot.txt"
     pilot.write_text("0\n" * 19 + "1\n")
     assert main(["plan", "--delta=0.1", f"--pilot={pilot}", "--p_value=exact_binomial"]) == 0
@@ -95,7 +95,7 @@ def test_a_pilot_takes_the_place_of_guesses(tmp_path: pathlib.Path, capsys: pyte
 
 
 def test_what_cannot_be_had_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """A guess hardly below delta may need more examples than the search goes to."""
+    """A guess hardly below delta may need more examples than the search tries, which is printed."""
     flags = ["plan", "--delta=0.1", "--risk_guess=0.09999", "--p_value=exact_binomial"]
     assert main(flags) == 0
     assert "> 10,000,000" in capsys.readouterr().out
@@ -150,7 +150,7 @@ def test_page(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_everybody_can_use_the_page(tmp_path: pathlib.Path) -> None:
-    """Axe finds nothing on it."""
+    """Axe finds no accessibility problem on the page."""
     output = tmp_path / "plan.html"
     assert main(["plan", "--delta=0.2", "--risk_guess=0.05", "--p_value=exact_binomial", f"--output={output}"]) == 0
     with started_browser() as browser:
@@ -234,7 +234,7 @@ def test_bad_usage(flags: list[str], message: str, tmp_path: pathlib.Path, capsy
 
 
 def test_the_time_on_a_device_is_forecast(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
-    """Without examples or a run: a row for each exit layer, which measures can pay, and that nothing was run."""
+    """The forecast on a device needs no examples: a row for each exit layer, which measures pay, and a note."""
     model = write_model(tmp_path / "model")
     assert main(["plan", "--device=v5e", f"--checkpoint={model}", "--dtype=bfloat16", "--positions=64"]) == 0
     shown = capsys.readouterr().out
@@ -255,7 +255,7 @@ def test_the_time_on_a_device_is_forecast(capsys: pytest.CaptureFixture[str], tm
         (["--device=v5e", "--checkpoint=m", "--delta=0.1"], "--delta is about examples, or the cost of a run, and"),
         (["--device=v5e", "--checkpoint=m", "--output=a.html"], "--output is about examples"),
         (["--delta=0.1", "--positions=3"], "--positions is about the time on an accelerator: pass --device"),
-        # As they are by default.
+        # The defaults.
         (["--delta=0.1", "--positions=192"], "--positions is about the time on an accelerator: pass --device"),
         (["--device=v5e", "--checkpoint=m", "--workers=1"], "--workers is about examples, or the cost of a run"),
         (["--device=v5e", "--checkpoint=m"], "checkpoint"),
@@ -263,7 +263,7 @@ def test_the_time_on_a_device_is_forecast(capsys: pytest.CaptureFixture[str], tm
     ],
 )
 def test_the_questions_are_not_mixed(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A flag of another question, or a model that is missing, is told."""
+    """A flag of another question, or a missing model, is refused."""
     with contextlib.suppress(SystemExit):
         assert main(["plan", *flags]) == 2
     assert re.search(message, capsys.readouterr().err)

@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def pilot(place: pathlib.Path) -> pathlib.Path:
-    """A calibration that was run here."""
+    """A calibration that was run on this machine."""
     assert _calibrate(place, place / "pilot") == 0
     return place / "pilot"
 
@@ -76,7 +76,7 @@ def test_cost_is_forecast(pilot: pathlib.Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_same_is_printed_again(pilot: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The simulation has a seed; a folder of generations is as good as the directory above it."""
+    """The simulation is seeded; a folder of generations and the directory above it give the same."""
     tables = []
     for path in (pilot, _folder(pilot)):
         assert _plan(path, "--seed=3") == 0
@@ -86,7 +86,7 @@ def test_the_same_is_printed_again(pilot: pathlib.Path, capsys: pytest.CaptureFi
 
 
 def test_other_tolerances_are_planned_for(pilot: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--delta takes the place of those of the manifest."""
+    """--delta replaces the tolerances of the manifest."""
     assert _plan(pilot, "--delta=0.00001") == 0
     printed = capsys.readouterr().out
     assert "1e-05" in printed
@@ -96,7 +96,7 @@ def test_other_tolerances_are_planned_for(pilot: pathlib.Path, capsys: pytest.Ca
 def test_what_is_missing_is_said(
     place: pathlib.Path, pilot: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a second shard there are no intervals, without a manifest no entries, without the run's time no start."""
+    """Missing parts are explained: intervals without a second shard, entries without a manifest, start without time."""
     shutil.copytree(_folder(pilot), tmp_path / "alone")
     for path in sorted((tmp_path / "alone").glob("timing-0*"))[1:]:
         path.unlink()
@@ -113,7 +113,7 @@ def test_what_is_missing_is_said(
 def test_clusters_are_not_simulated(
     place: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Cost is forecast, and what stopping early saves is not."""
+    """With clusters, cost is forecast, but not the savings of stopping early."""
     assert _calibrate(place, tmp_path / "out", "--cluster_key=page") == 0
     capsys.readouterr()
     assert _plan(tmp_path / "out") == 0
@@ -121,7 +121,7 @@ def test_clusters_are_not_simulated(
 
 
 def test_timings_change_nothing_else(place: pathlib.Path, pilot: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A run that goes on keeps the timings of what was stored, and adds those of what it decodes."""
+    """A resumed run keeps the timings of stored shards and adds those of what it decodes."""
     shutil.copytree(pilot, tmp_path / "out")
     (tmp_path / "out" / "manifest.json").unlink()
     folder = _folder(tmp_path / "out")
@@ -137,7 +137,7 @@ def test_timings_change_nothing_else(place: pathlib.Path, pilot: pathlib.Path, t
 
 
 def test_a_speed_is_not_guessed(pilot: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another device than the pilot's takes a factor, which is then printed."""
+    """A device other than the pilot's needs a factor, which is printed."""
     assert _plan(pilot, "--accelerator=nvidia-l4") == 2
     assert (
         "--accelerator=nvidia-l4: the pilot ran on cpu, which says nothing about the speed there. Measure a pilot on "
@@ -149,7 +149,7 @@ def test_a_speed_is_not_guessed(pilot: pathlib.Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the terminal says stands in it too, with what fewer and more workers would take; it has no folders."""
+    """The page has what the terminal shows, the effect of fewer and more workers, and no folders."""
     output = tmp_path / "plan.html"
     assert _plan(pilot, "--workers=4", "--price_per_hour=2", f"--output={output}") == 0
     printed = capsys.readouterr().out
@@ -166,7 +166,7 @@ def test_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Ca
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_everybody_can_use_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Axe finds nothing on it."""
+    """Axe finds no accessibility problem on the page."""
     output = tmp_path / "plan.html"
     assert _plan(pilot, f"--output={output}") == 0
     with started_browser() as browser:
@@ -200,7 +200,7 @@ def test_bad_usage(
 
 
 def test_bad_pilots(pilot: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is no pilot, not finished, or has no timings is refused in words."""
+    """A folder that is no pilot, is unfinished, or has no timings is refused with a clear message."""
     assert main(["plan", f"--pilot={pilot}"]) == 2
     assert "--examples is missing: how many the run will have, such as 1e6." in capsys.readouterr().err
     assert main(["plan", "--delta=0.1", "--risk_guess=0.05", "--examples=10"]) == 2

@@ -1,4 +1,4 @@
-"""Every plan that commands ask of the same outputs is remembered, told in later manifests, and shown."""
+"""Every plan asked of the same outputs is listed, counted in later manifests, and shown."""
 
 import json
 import pathlib
@@ -46,7 +46,7 @@ def whole(model: pathlib.Path, data: pathlib.Path, tmp_path_factory: pytest.Temp
 
 @pytest.fixture
 def outputs(whole: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
-    """A copy of it, with its list."""
+    """A copy of the first run's output, with its list."""
     return pathlib.Path(shutil.copytree(whole, tmp_path / "outputs"))
 
 
@@ -61,7 +61,7 @@ def _again(outputs: pathlib.Path, output: pathlib.Path, *flags: str) -> tuple[Ea
 
 
 def test_a_first_run_has_nothing_before_it(whole: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its manifest is as it was without a list, and the list has its plan, asked and answered."""
+    """The first run's manifest has no list fields, and the list has its plan, asked and answered."""
     manifest = read_manifest(whole / "manifest.json")
     assert "earlier_plans" not in manifest.to_dict()
     assert manifest.plan is not None
@@ -86,7 +86,7 @@ def test_every_other_plan_of_stored_outputs_is_counted(
 
 
 def test_the_same_plan_again_is_the_same_plan(outputs: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Asked of stored outputs, again and after others, it is still the first."""
+    """The same plan of stored outputs, asked again after others, is still the first."""
     assert _again(outputs, tmp_path / "same") == ()
     assert len(_again(outputs, tmp_path / "other", "--seed=1")) == 1
     assert _again(outputs, tmp_path / "once-more") == ()
@@ -96,7 +96,7 @@ def test_the_same_plan_again_is_the_same_plan(outputs: pathlib.Path, tmp_path: p
 def test_overwriting_keeps_the_list(
     model: pathlib.Path, data: pathlib.Path, outputs: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """The same plan of the same data is no other one; of more data it is, and so is another seed."""
+    """The same plan of the same data counts once; with more data, or with another seed, it is a new one."""
     assert _calibrate(model, data, outputs, "--overwrite") == 0
     assert read_manifest(outputs / "manifest.json").earlier_plans is None
     more = write_rows(tmp_path / "more.jsonl", id_rows(40))
@@ -108,7 +108,7 @@ def test_overwriting_keeps_the_list(
 
 
 def test_a_removed_list_is_made_of_the_manifest(outputs: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """As outputs of earlier versions have none, the manifest beside them shows which plan was asked."""
+    """Outputs without a list, as of earlier versions, get one from the manifest next to them."""
     shutil.rmtree(outputs / "plans")
     (before,) = _again(outputs, tmp_path / "other", "--seed=1")
     manifest = read_manifest(outputs / "manifest.json")
@@ -119,7 +119,7 @@ def test_a_removed_list_is_made_of_the_manifest(outputs: pathlib.Path, tmp_path:
 def test_a_damaged_list_stops_the_run(
     outputs: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is asked where it cannot be said what was asked before."""
+    """A damaged list stops the run, since earlier plans cannot be counted."""
     (outputs / "plans" / "00001.json").write_text("{}")
     asked = [f"--generations={outputs}", f"--output={tmp_path / 'no'}", "--delta=0.2"]
     assert main(["calibrate", *asked]) == 2
@@ -130,7 +130,7 @@ def test_a_damaged_list_stops_the_run(
 def test_a_run_that_showed_nothing_does_no_harm(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A plan that ended before a result is listed, and later ones say that it has shown nothing."""
+    """A plan that ended before a result is listed, and later manifests say that it has shown nothing."""
     twice = write_rows(tmp_path / "twice.jsonl", [*id_rows(3), id_rows(1)[0]])
     assert _calibrate(model, twice, tmp_path / "out") == 1
     assert _calibrate(model, data, tmp_path / "out") == 0
@@ -138,7 +138,7 @@ def test_a_run_that_showed_nothing_does_no_harm(
 
 
 def test_evaluating_outputs_is_asking_them(outputs: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Losses of repeated splits are seen, so a plan after that is a later one; the same splits count once."""
+    """Evaluating repeated splits shows losses, so a later plan is the second; the same splits count once."""
     own = ("--trials=3", "--delta=0.3", "--metric=token_f1", "--consistency=textual")
     for name in ("one", "two"):
         assert main(["evaluate", f"--generations={outputs}", f"--output={tmp_path / name}", *own]) == 0
@@ -147,7 +147,7 @@ def test_evaluating_outputs_is_asking_them(outputs: pathlib.Path, tmp_path: path
 
 
 def test_joint_guarantees_are_one_plan(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Whatever is declared beforehand in one call costs nothing."""
+    """Promises declared together in one call are one plan."""
     assert _calibrate(model, data, tmp_path / "out", "--joint", "--delta=0.2,0.4,0.6", "--metric=token_f1,rouge_l") == 0
     assert read_manifest(tmp_path / "out" / "manifest.json").earlier_plans is None
 
@@ -155,7 +155,7 @@ def test_joint_guarantees_are_one_plan(model: pathlib.Path, data: pathlib.Path, 
 def test_sequential_runs_keep_their_place_under_another_rule(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Going on by another rule asks nothing new; another test of all of the data afterwards does."""
+    """Another stopping rule is the same plan; another test of all the data afterwards is a new one."""
     rounds = ("--sequential", "--round_examples=8", "--num_shards=10")
     assert _calibrate(model, data, tmp_path / "out", *rounds, "--stop_at_layers=3.9") == 0
     assert _calibrate(model, data, tmp_path / "out", *rounds, "--resume") == 0
@@ -166,7 +166,7 @@ def test_sequential_runs_keep_their_place_under_another_rule(
 
 
 def test_a_confirmed_run_is_one_plan(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """By command and from Python; with another seed, other examples confirm, which is another plan."""
+    """A run with a holdout is one plan, by command and from Python; with another seed it is a second one."""
     assert _calibrate(model, data, tmp_path / "out", "--holdout_share=0.4") == 0
     assert read_manifest(tmp_path / "out" / "manifest.json").earlier_plans is None
     guarantee = calm.Guarantee("textual", "token_f1", delta=0.6, epsilon=0.1)
@@ -189,7 +189,7 @@ def test_a_confirmed_run_is_one_plan(model: pathlib.Path, data: pathlib.Path, tm
 
 
 def test_pipelines_of_ones_own_are_counted(outputs: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """`ReadGenerations` and `Calibrate` add to the same list."""
+    """`ReadGenerations` and `Calibrate` in a user's pipeline add to the same list."""
     for number, delta in enumerate((0.2, 0.3, 0.3), start=1):
         guarantee = calm.Guarantee("textual", "token_f1", delta=delta)
         with beam.Pipeline() as pipeline:
@@ -202,7 +202,7 @@ def test_pipelines_of_ones_own_are_counted(outputs: pathlib.Path, tmp_path: path
 def test_what_inspect_and_the_report_show(
     outputs: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both name the place of the plan; the first manifest says how much was asked after it."""
+    """Both show the plan's number; the first manifest says how many plans came after it."""
     (before,) = _again(outputs, tmp_path / "other", "--seed=1")
     assert "This is the 2nd plan on these outputs" in (tmp_path / "other" / "report.html").read_text(encoding="utf-8")
     capsys.readouterr()
@@ -222,7 +222,7 @@ def _certify(losses: pathlib.Path, *flags: str) -> tuple[EarlierPlan, ...]:
 
 
 def test_certifications_are_counted(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Losses are known by content: the same ones asked in the same way count once, more of them again."""
+    """Losses are identified by content: the same question counts once, with more losses again."""
     losses = write_csv(tmp_path / "losses.csv", coin_rows(300))
     assert _certify(losses) == ()
     assert _certify(losses, "--overwrite") == ()
@@ -239,7 +239,7 @@ def test_certifications_are_counted(tmp_path: pathlib.Path, capsys: pytest.Captu
 
 
 def test_sequential_certifications_are_counted(tmp_path: pathlib.Path) -> None:
-    """All calls by one ledger are one plan, whatever the rule; a ledger that is begun anew is another one."""
+    """All calls with one ledger are one plan, whatever the rule; a new ledger is a new plan."""
     ids = tmp_path / "ids.txt"
     ids.write_text("".join(f"e{number}\n" for number in range(300)))
     losses = write_csv(tmp_path / "losses.csv", coin_rows(300))
@@ -251,7 +251,7 @@ def test_sequential_certifications_are_counted(tmp_path: pathlib.Path) -> None:
 
 
 def test_lists_hold_no_losses(outputs: pathlib.Path) -> None:
-    """What a file of the list says is what was asked, of what, by what and when."""
+    """A list's file holds the question, its data, the command and the time, but no losses."""
     content = json.loads((outputs / "plans" / "00001.json").read_text(encoding="utf-8"))
     assert sorted(content) == [
         "answered",

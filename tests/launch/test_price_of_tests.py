@@ -1,4 +1,4 @@
-"""What `calibrate` says of exit tests that cost more than exits save."""
+"""`calibrate` warns about exit tests that cost more than exits save."""
 
 import dataclasses
 from typing import Any
@@ -28,7 +28,7 @@ _SIZES = DecoderSizes(num_layers=6, width=2, attention_width=2, mlp_width=2, enc
 def test_what_decoding_takes_of_the_full_models_operations(
     decode: dict[str, Any], vocab_size: int, share: float | None
 ) -> None:
-    """Tests are counted; nothing is where the mean of layers does not tell, and for an entry that never exits."""
+    """Decoding's share of the full model's operations counts tests; it is None without mean layers or exits."""
     manifest = build_manifest()
     manifest = dataclasses.replace(manifest, decode=dataclasses.replace(manifest.decode, **decode))
     first, second = shares_of_operations(manifest, dataclasses.replace(_SIZES, vocab_size=vocab_size))
@@ -38,7 +38,7 @@ def test_what_decoding_takes_of_the_full_models_operations(
 
 
 def test_tests_that_cost_more_than_exits_save() -> None:
-    """They are told of, and what may help; nothing is where they save, or nobody counted."""
+    """Tests that cost more than exits save get a warning with advice; tests that pay, or without counts, get none."""
     (sentence,) = price_of_tests(build_manifest(), (1.28, None))
     assert "the tests of softmax cost more operations than exits save" in sentence
     assert "calm-beam suitability forecasts which layers had better exit" in sentence

@@ -10,7 +10,7 @@ from calm_beam.launch.terminal.progress import shown_progress
 
 
 def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    """On runners whose workers have other disks, there is nowhere to report, and nothing is printed."""
+    """Runners whose workers have other disks have nowhere to report, and nothing is printed."""
     with shown_progress(enabled=False) as log:
         assert log.path is None
         log.report("decoded", 1)
@@ -18,7 +18,7 @@ def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_file_is_there_while_the_block_runs() -> None:
-    """Reports go to a file that is gone afterwards, also if the block fails; the watcher ends."""
+    """Reports go to a file that is removed afterwards, also if the block fails; the watcher ends."""
     before = threading.active_count()
     with shown_progress(enabled=True) as log:
         assert log.path is not None
@@ -33,7 +33,7 @@ def test_the_file_is_there_while_the_block_runs() -> None:
 
 
 def test_logs_get_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where stderr is no terminal, a line says how many prompts are decoded; stdout stays empty."""
+    """If stderr is no terminal, a line says how many prompts are decoded; stdout stays empty."""
     monkeypatch.setattr(progress, "_LOG_SECONDS", 0.02)
     with shown_progress(enabled=True) as log:
         log.report("read", 8)
@@ -61,7 +61,7 @@ def test_terminals_get_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def test_counts_are_summed(tmp_path: pathlib.Path) -> None:
-    """Reports of one kind add up; without a file there is nothing to count."""
+    """Reports of one kind add up; without a file the count is 0."""
     path = tmp_path / "progress"
     assert progress._read_counts(path) == {}
     path.write_text("read 3\ndecoded 1\nread 4\n")
@@ -69,7 +69,7 @@ def test_counts_are_summed(tmp_path: pathlib.Path) -> None:
 
 
 def test_work_that_is_done_twice_counts_once(tmp_path: pathlib.Path) -> None:
-    """A shard that is decoded again after its worker died does not make for more prompts than there are."""
+    """A shard decoded again after its worker died counts once."""
     path = tmp_path / "progress"
     path.write_text("read 10\ndecoded 6\ndecoded 6\n")
     assert progress._read_and_decoded(progress._read_counts(path)) == (10, 10)
@@ -90,12 +90,12 @@ def test_work_that_is_done_twice_counts_once(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_what_a_run_is_doing(counts: dict[str, int], phase: str) -> None:
-    """Until the first prompt is decoded, a run reads, loads the model or compiles, as its workers told last."""
+    """Until the first prompt is decoded, a run shows what its workers do: read, load the model or compile."""
     assert progress._phase_of(counts) == phase
 
 
 def test_lines_of_a_log() -> None:
-    """Before the first prompt is decoded, a line says what takes so long; after it, how long the others will take."""
+    """Before the first prompt is decoded, a line says what takes time; afterwards, how long the rest will take."""
     in_phase = {"in_phase": 30.0, "in_all": 42.0}
     assert progress._line("reading", 0, decoded=0, **in_phase) == "reading for 30 s"
     assert (
@@ -103,7 +103,7 @@ def test_lines_of_a_log() -> None:
         == "loading the model for 30 s; 8 prompts to decode"
     )
     assert progress._line("compiling", 1, decoded=0, **in_phase) == "compiling for 30 s; 1 prompt to decode"
-    # Ten a second since the first one: what came before does not count.
+    # Ten a second since the first one; earlier time does not count.
     assert (
         progress._line("decoding", 1000, decoded=300, **in_phase)
         == "decoded 300 of 1000 prompts in 42 s, about 70 s left"
@@ -121,7 +121,7 @@ def test_lines_of_a_log() -> None:
 def test_compiling_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, said: str
 ) -> None:
-    """While workers compile, logs and terminals say so."""
+    """Logs and terminals say so while workers compile."""
     if terminal:
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "100")

@@ -21,7 +21,7 @@ from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, wri
 
 @pytest.fixture(scope="module")
 def calibration(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A calibration of a model that is nowhere, with a vocabulary that is."""
+    """A calibration whose model is missing and whose vocabulary exists."""
     place = tmp_path_factory.mktemp("report")
     vocabulary = Vocabulary(train_vocabulary(place / "sentencepiece.model"))
     record = VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=0)
@@ -37,7 +37,7 @@ def _report(*flags: str) -> int:
 
 
 def test_a_report_is_built(calibration: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By default the file lands beside the manifest; without model and vocabulary it says so, there and on stderr."""
+    """By default the file is next to the manifest; a missing model or vocabulary is noted there and on stderr."""
     assert _report(f"--calibration={calibration}") == 0
     printed = capsys.readouterr()
     assert printed.out == f"Report: {calibration / 'report.html'}\n"
@@ -53,7 +53,7 @@ def test_a_report_is_built(calibration: pathlib.Path, capsys: pytest.CaptureFixt
 
 
 def test_flags_say_where_things_are(calibration: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Vocabulary, generations, output, size and seed of the sample are taken from the flags."""
+    """Flags set vocabulary, generations, output, size and seed of the sample."""
     alone = tmp_path / "alone"
     alone.mkdir()
     for name in ("manifest.json", "risk_table.csv"):
@@ -91,7 +91,7 @@ def test_bad_usage(
     flags: tuple[str, ...],
     message: str,
 ) -> None:
-    """What cannot be done is said with status 2, and no file is written."""
+    """Bad usage gives status 2 with the reason, and no file is written."""
     train_vocabulary(tmp_path / "other.model", size=40)
     (calibration / "report.html").unlink(missing_ok=True)
     assert _report(*(flag.format(place=tmp_path, out=calibration) for flag in flags)) == 2
@@ -127,7 +127,7 @@ def decoding(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(decoding: list[str], tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """What a run has left."""
+    """The output of a finished run."""
     output = tmp_path_factory.mktemp("finished") / "out"
     assert _calibrate(output, *decoding) == 0
     return output
@@ -162,7 +162,7 @@ def test_a_report_that_fails_takes_nothing_away(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever goes wrong with the report, the calibration succeeds, and no earlier report stays beside the result."""
+    """If the report fails, the calibration still succeeds, and no earlier report stays with the result."""
 
     def fail(*_: object, **__: object) -> str:
         raise RuntimeError("no ink")
@@ -186,7 +186,7 @@ def test_an_interrupted_report_leaves_the_result(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever interrupts the report is told that the result is whole, and how to get the report."""
+    """Interrupting the report prints that the result is complete, and how to build the report."""
 
     def interrupt(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
@@ -200,7 +200,7 @@ def test_an_interrupted_report_leaves_the_result(
 def test_resuming_a_finished_run_names_a_missing_report(
     finished: pathlib.Path, decoding: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that died between result and report is finished; resuming it says how to get the report."""
+    """Resuming a run that died between result and report says how to build the report."""
     output = shutil.copytree(finished, tmp_path / "out")
     hint = f"its report is missing: calm-beam report --calibration={output}"
     assert _calibrate(output, *decoding, "--resume") == 0
@@ -211,7 +211,7 @@ def test_resuming_a_finished_run_names_a_missing_report(
 
 
 def test_reports_on_cloud_storage(calibration: pathlib.Path, bucket: str) -> None:
-    """A calibration on Cloud Storage is read from there, and its report written there."""
+    """The report of a calibration on Cloud Storage is read and written there."""
     for path in calibration.rglob("*"):
         if path.is_file() and path.suffix != ".html":
             with storage.replacing(f"{bucket}/out/{path.relative_to(calibration)}") as temporary:
@@ -224,7 +224,7 @@ def test_reports_on_cloud_storage(calibration: pathlib.Path, bucket: str) -> Non
 def test_measured_speedups_are_shown(
     calibration: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of evaluate's results, the speedup at each chosen threshold is shown; without them the status is 1."""
+    """Speedups at chosen thresholds are taken from evaluate's results; without results the status is 1."""
     manifest = read_manifest(calibration / "manifest.json")
     rule = {name: getattr(manifest.decode, name) for name in ("confidence", "schedule", "tau", "state_propagation")}
     record = {

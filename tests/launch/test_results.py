@@ -1,4 +1,4 @@
-"""`--json` prints a command's result for programs, and `--require_threshold` makes nothing proved a failure."""
+"""`--json` prints a command's result for programs, and `--require_threshold` makes "nothing proved" a failure."""
 
 import json
 import pathlib
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def _json(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> Any:
-    """Returns what a command prints with `--json`, which is nothing else."""
+    """Returns the JSON that a command prints with `--json`, after checking that it prints nothing else."""
     capsys.readouterr()
     assert main([*argv, "--json"]) == status, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
@@ -39,7 +39,7 @@ def _calibrated(folder: pathlib.Path, *flags: str) -> list[str]:
 
 
 def test_a_calibration_and_all_that_is_asked_of_it(folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Manifest, verdicts, alarm: figures on standard output, sentences on standard error."""
+    """Calibrations, verifications and monitors print figures on standard output and sentences on standard error."""
     output = folder / "proved"
     found = _json(capsys, *_calibrated(folder, "--delta=0.95", f"--output={output}", "--require_threshold"))
     manifest = read_any_manifest(output / "manifest.json")
@@ -60,7 +60,7 @@ def test_a_calibration_and_all_that_is_asked_of_it(folder: pathlib.Path, capsys:
 def test_nothing_proved_is_a_status_where_it_is_asked_for(
     folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else it is a result like others; both for thresholds and for settings."""
+    """With --require_threshold nothing proved has a status of its own, for thresholds and settings; else 0."""
     calibration = _calibrated(folder, "--delta=0.2", f"--output={folder / 'never'}", "--overwrite")
     assert main(calibration) == 0
     (entry,) = _json(capsys, *calibration, "--require_threshold", status=4)["manifest"]["calibrations"]
@@ -91,7 +91,7 @@ def test_forecasts_as_json(folder: pathlib.Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_failure_prints_no_result(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard output is empty, the status says that it failed, and the reason is where it always is."""
+    """On failure standard output is empty, the status is the error's, and the reason is on standard error."""
     assert main(["inspect", str(tmp_path / "nothing"), "--json"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -100,20 +100,20 @@ def test_a_failure_prints_no_result(tmp_path: pathlib.Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_who_has_a_result_takes_the_flag(command: str) -> None:
-    """Every form of these commands, and no other; `--require_threshold` is for those that prove something."""
+    """All forms of commands with a result take `--json`, and those that prove something take `--require_threshold`."""
     for parser in flag_parsers(command):
         assert ("--json" in parser._option_string_actions) == (command in _WITH_RESULT)
         assert ("--require_threshold" in parser._option_string_actions) == (command in ("calibrate", "certify"))
 
 
 def test_a_command_without_a_result_refuses_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    """As any flag that it does not know."""
+    """A command without a result refuses the flag as an unknown one."""
     assert main(["generate", "--manifest=m.json", "--json"]) == 2
     assert "unknown flag --json" in capsys.readouterr().err
 
 
 def test_a_file_of_options_has_neither(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They say what becomes of the result, and are given where the command is called."""
+    """A config file has neither flag, since both are about the call's result."""
     (tmp_path / "options.json").write_text('{"json": true}')
     assert main(["plan", f"--config={tmp_path / 'options.json'}"]) == 2
     assert "json is given on the command line, and not in a file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Generations survive a run, and are gone on with or calibrated again; what is not theirs is refused."""
+"""Stored generations can be resumed or calibrated again; those of other runs are refused."""
 
 import dataclasses
 import json
@@ -62,7 +62,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def whole(model: pathlib.Path, data: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The output of a run that nobody disturbed."""
+    """The output of a run that was not interrupted."""
     output = tmp_path_factory.mktemp("resume") / "whole"
     assert _calibrate(model, data, output) == 0
     return output
@@ -84,7 +84,7 @@ def _folder(output: pathlib.Path) -> pathlib.Path:
 
 
 def _interrupted(whole: pathlib.Path, output: pathlib.Path, *, lost: int = 1) -> pathlib.Path:
-    """Copies an output as a killed run would have left it, without so many of its shards; returns their folder."""
+    """Copies an output without some of its shards, as a killed run leaves it; returns the folder of generations."""
     shutil.copytree(whole, output)
     for name in ("manifest.json", "risk_table.csv"):
         (output / name).unlink()
@@ -99,7 +99,7 @@ def _interrupted(whole: pathlib.Path, output: pathlib.Path, *, lost: int = 1) ->
 
 
 def _check_same(output: pathlib.Path, whole: pathlib.Path, *, earlier: int = 0) -> None:
-    """Checks that two results are the same to the byte, but for time and so many plans before the first of them."""
+    """Checks that two results are equal to the byte, but for time and the number of plans before them."""
     assert (output / "risk_table.csv").read_bytes() == (whole / "risk_table.csv").read_bytes()
     found, expected = (read_manifest(each / "manifest.json") for each in (output, whole))
     assert len(found.earlier_plans or ()) == earlier
@@ -119,7 +119,7 @@ def test_only_missing_shards_are_decoded(
     capsys: pytest.CaptureFixture[str],
     lost: int,
 ) -> None:
-    """With --resume, finished shards stay as they are, the rest is decoded, and the result is the undisturbed one."""
+    """With --resume, finished shards are kept, the rest is decoded, and the result is that of an uninterrupted run."""
     folder = _interrupted(whole, tmp_path / "out", lost=lost)
     before = {path: path.stat() for path in folder.glob("*.parquet")}
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
@@ -143,7 +143,7 @@ def test_an_unfinished_run_is_not_begun_anew_by_accident(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without --resume unfinished generations are refused untouched; --overwrite begins anew; both is refused."""
+    """Unfinished generations need --resume or --overwrite, which starts again; neither or both is refused."""
     output = tmp_path / "out"
     folder = _interrupted(whole, output)
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
@@ -172,7 +172,7 @@ def test_resuming_nothing_and_what_is_done(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Where nothing is, --resume starts and says so; what is finished stays, and other wishes are sent elsewhere."""
+    """Without a run, --resume starts one and says so; a finished run stays, and other settings are refused."""
     output = tmp_path / "out"
     assert _calibrate(model, data, output, "--resume") == 0
     assert f"--resume: {output} holds no generations yet; starting from the beginning" in capsys.readouterr().err
@@ -224,7 +224,7 @@ def test_other_settings_are_refused(
 def test_bfloat16_is_resumed_named_and_served(
     model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """A run in bfloat16 goes on to the undisturbed bytes, its manifest says so, and the generator follows it."""
+    """A run in bfloat16 is resumed to the same bytes, its manifest says so, and the generator uses it."""
     assert _calibrate(model, data, tmp_path / "one", "--dtype=bfloat16") == 0
     _interrupted(tmp_path / "one", tmp_path / "two")
     assert _calibrate(model, data, tmp_path / "two", "--dtype=bfloat16", "--resume") == 0
@@ -242,7 +242,7 @@ def test_bfloat16_is_resumed_named_and_served(
             answer = generator.generate(generation.example.input_ids or ())
             found.append(answer.tokens == tuple(generation.outputs[lane].tokens))
     assert len(found) == 30
-    # A sum beside a tie of bfloat16 numbers may fall either way.
+    # A sum next to a tie of bfloat16 numbers may be rounded either way.
     assert sum(found) >= 27
 
 
@@ -265,7 +265,7 @@ def test_overwrite_follows_no_link(
     capsys: pytest.CaptureFixture[str],
     linked: str,
 ) -> None:
-    """Generations behind a link are not removed, nor a result beside it: the run ends with the link's name."""
+    """Neither generations behind a link nor a result next to it is removed: the run ends with the link's name."""
     shutil.copytree(whole, tmp_path / "out")
     place = tmp_path / "out" / "generations" if linked == "generations" else _folder(tmp_path / "out")
     place.rename(tmp_path / "elsewhere")
@@ -281,7 +281,7 @@ def test_overwrite_follows_no_link(
 def test_an_output_may_be_a_link(
     model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """A directory that is itself a link is written to, and only what is ours in it is replaced."""
+    """An output directory that is a link is written to, and only our files in it are replaced."""
     shutil.copytree(whole, tmp_path / "disk")
     (tmp_path / "disk" / "notes.txt").write_text("kept")
     (tmp_path / "out").symlink_to(tmp_path / "disk")
@@ -321,7 +321,7 @@ def test_other_data_are_refused(
     change: Callable[[list[dict[str, object]]], object],
     what: str,
 ) -> None:
-    """When the data have changed since, --resume says where and decodes nothing; with the old data it goes on."""
+    """If the data have changed, --resume says where and decodes nothing; with the old data it continues."""
     rows: list[dict[str, object]] = list(id_rows(30))
     data = write_rows(tmp_path / "rows.jsonl", rows)
     assert _calibrate(model, data, tmp_path / "whole") == 0
@@ -348,7 +348,7 @@ def test_other_data_are_refused(
 def test_a_finished_result_of_other_data_is_not_taken_for_this_one(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --resume, a manifest is called finished only if it is about the data as they are now."""
+    """With --resume, a manifest counts as finished only if its data are those of now."""
     rows: list[dict[str, object]] = list(id_rows(30))
     data = write_rows(tmp_path / "rows.jsonl", rows)
     assert _calibrate(model, data, tmp_path / "out") == 0
@@ -374,7 +374,7 @@ def test_a_damaged_shard_is_refused(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A shard that is no Parquet file of ours is named, and not decoded over."""
+    """A shard that is not one of our Parquet files is named, and not overwritten."""
     folder = _interrupted(whole, tmp_path / "out")
     damaged = sorted(folder.glob("*.parquet"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-20])
@@ -393,7 +393,7 @@ def _broken_rows() -> list[dict[str, object]]:
 def test_a_failed_run_goes_on_with_the_worst_case(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shards finished before a failure are kept; --resume --on_error=worst_case goes on, and lists failures by id."""
+    """Shards finished before a failure are kept; --resume --on_error=worst_case continues and lists failures by id."""
     data = write_rows(tmp_path / "rows.jsonl", _broken_rows())
     assert _calibrate(model, data, tmp_path / "out", "--num_shards=40") == 1
     message = _error(capsys)
@@ -407,7 +407,7 @@ def test_a_failed_run_goes_on_with_the_worst_case(
     assert _calibrate(model, data, tmp_path / "out", *flags, "--resume") == 0
     assert "3 failed." in capsys.readouterr().out
     assert _calibrate(model, data, tmp_path / "whole", *flags) == 0
-    # Whether failures end a run is part of the plan; the run that failed has shown nothing.
+    # Failure handling is part of the plan; the failed run has shown nothing.
     _check_same(tmp_path / "out", tmp_path / "whole", earlier=1)
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     assert [plan.answered for plan in manifest.earlier_plans or ()] == [False]
@@ -445,7 +445,7 @@ def test_failures_are_not_forgotten(
 def test_what_finished_nothing_leaves_nothing(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that fails while reading leaves its plan alone, and the next one starts without further ado."""
+    """A run that fails while reading leaves only its plan, and the next one starts without a flag."""
     twice = write_rows(tmp_path / "rows.jsonl", [*id_rows(3), id_rows(1)[0]])
     assert _calibrate(model, twice, tmp_path / "out") == 1
     assert _error(capsys).endswith("an example that counts twice voids the guarantee.")
@@ -456,7 +456,7 @@ def test_what_finished_nothing_leaves_nothing(
     assert _calibrate(model, twice, tmp_path / "out") == 1
     listed = tmp_path / "out" / "plans" / "00001.json"
     assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == [mine, listed]
-    # As a run leaves it that is killed before its first shard.
+    # A run that is killed before its first shard leaves these files.
     begun = mine.parent / "0123456789abcdef01234567"
     begun.mkdir()
     (begun / "decode.json").write_text("{}")
@@ -469,7 +469,7 @@ def test_what_finished_nothing_leaves_nothing(
 def test_what_was_killed_at_its_beginning_leaves_nothing(
     flags: tuple[str, ...], model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Of a run that was killed while it wrote its first file, or its first shard, the next one takes all away."""
+    """The next run removes all that a run leaves that was killed while it wrote its first file or shard."""
     folder = tmp_path / "out" / "generations" / _folder(whole).name
     folder.mkdir(parents=True)
     for name in (".decode.json.0badcafe.tmp", ".generations-00000-of-00003.parquet.0badcafe.tmp"):
@@ -485,7 +485,7 @@ def test_what_was_killed_at_its_end_leaves_nothing(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Where only the report was missing, --resume takes away what was written of it, and says how to build it."""
+    """If only the report was missing, --resume removes its parts, and says how to build it."""
     shutil.copytree(whole, tmp_path / "out")
     (tmp_path / "out" / "report.html").rename(tmp_path / "out" / ".report.html.0badcafe.tmp")
     (_folder(tmp_path / "out") / ".timing-run.json.0badcafe.tmp").write_bytes(b"{")
@@ -501,7 +501,7 @@ def test_an_interrupt_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Ctrl-C ends with status 130, names what is kept, and --resume goes on with it."""
+    """Ctrl-C ends with status 130, names what is kept, and --resume continues with it."""
 
     def interrupted(pipeline: object) -> None:
         run_pipeline(pipeline)
@@ -551,7 +551,7 @@ def test_stored_generations_are_calibrated_again(
     decoded: tuple[str, ...],
     again: tuple[str, ...],
 ) -> None:
-    """Other metrics, tolerances, tests or a coarser grid prove what a run with those flags does, and are counted."""
+    """Recalibration with other metrics, tolerances, tests or grids proves what a run with those flags does."""
     flags = tuple(flag for flag in again if not flag.startswith(("--thresholds", "--grid_step")))
     assert _calibrate(model, data, tmp_path / "anew", *decoded, *flags) == 0
     outputs = tmp_path / "outputs"
@@ -559,7 +559,7 @@ def test_stored_generations_are_calibrated_again(
     for place in (outputs, _folder(outputs)):
         output = tmp_path / f"again-{place.name}"
         assert _recalibrate(place, output, *again) == 0
-        # The same plan by another name of the folder is the same plan.
+        # The same plan by another name of the folder counts once.
         _check_same(output, tmp_path / "anew", earlier=int(bool(again)))
         assert {path.name for path in output.iterdir()} == {"manifest.json", "report.html", "risk_table.csv"}
 
@@ -567,7 +567,7 @@ def test_stored_generations_are_calibrated_again(
 def test_a_result_is_replaced_beside_its_generations(
     whole: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Into the same output only with --overwrite, which then leaves the generations where they are."""
+    """A result next to its generations is replaced only with --overwrite, which keeps the generations."""
     output = tmp_path / "out"
     shutil.copytree(whole, output)
     before = {path.name: path.read_bytes() for path in _folder(output).iterdir()}
@@ -585,7 +585,7 @@ def test_clusters_are_calibrated_again(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Stored clusters give the manifest of their run; whether there are clusters is no choice of the second run."""
+    """Stored clusters give the manifest of their run; a recalibration cannot add or drop clusters."""
     assert _calibrate(model, data, tmp_path / "once", "--cluster_key=page") == 0
     assert _recalibrate(tmp_path / "once", tmp_path / "again", "--cluster_key=page") == 0
     _check_same(tmp_path / "again", tmp_path / "once")
@@ -617,7 +617,7 @@ def test_what_generations_decide_is_refused(
     flags: tuple[str, ...],
     message: str,
 ) -> None:
-    """Beside --generations, a flag that decides what is decoded, or a threshold that was not, is refused."""
+    """With --generations, flags that change what is decoded, and thresholds that were not decoded, are refused."""
     assert _recalibrate(whole, tmp_path / "out", *flags) == 2
     assert message in _error(capsys)
     assert not (tmp_path / "out").exists()
@@ -626,7 +626,7 @@ def test_what_generations_decide_is_refused(
 def test_unfinished_generations_are_not_calibrated(
     whole: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the mark of success, or where nothing is, --generations is refused."""
+    """--generations refuses a folder that is empty or lacks the mark of success."""
     _interrupted(whole, tmp_path / "out")
     assert _recalibrate(tmp_path / "out", tmp_path / "again") == 2
     assert "has no complete.json, so decoding did not finish there. Repeat that run with --resume first." in _error(
@@ -637,7 +637,7 @@ def test_unfinished_generations_are_not_calibrated(
 
 
 def test_generations_need_no_model(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Calibrating again works where JAX and Flax cannot be imported, and the model is not there."""
+    """Recalibration works without the model, JAX and Flax."""
     code = (
         "import sys\n"
         "class Missing:\n"
@@ -677,7 +677,7 @@ def test_a_shard_that_comes_twice_counts_once(whole: pathlib.Path) -> None:
 
 
 def test_a_shard_that_was_replaced_is_refused(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """What stands in a shard's place after decoding was complete is not scored, nor is one with too few outputs."""
+    """A shard replaced after decoding was complete is refused, also one with too few outputs."""
     shutil.copytree(_folder(whole), tmp_path / "folder")
     scorer, finished = _scorer(tmp_path / "folder")
     shard = finished.shards[0]
@@ -701,7 +701,7 @@ def test_other_software_is_told_apart(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Shards of two versions are never mixed; calibrated again, the manifest names the versions of both steps."""
+    """Shards of two versions are never mixed; recalibrated, the manifest names the versions of both steps."""
     from calm_beam.manifest import versions
 
     _interrupted(whole, tmp_path / "out")

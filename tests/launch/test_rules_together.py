@@ -1,4 +1,4 @@
-"""Variants that differ in measures and exit layers: one sweep of all is as many sweeps of one."""
+"""Variants that differ in measures and exit layers: one sweep of all gives what a sweep of each gives."""
 
 import csv
 import dataclasses
@@ -60,7 +60,7 @@ def test_one_sweep_stores_what_six_do(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Manifest, risk table and every stored output, confidences too, are those of a sweep for each variant."""
+    """Manifest, risk table and every stored output, with confidences, equal those of one sweep per variant."""
     monkeypatch.setattr(
         "calm_beam.launch.calibrate.run.variants_together",
         lambda variants, settings: [[place] for place in range(len(variants))],
@@ -83,7 +83,7 @@ def test_one_sweep_stores_what_six_do(
 def test_a_killed_sweep_goes_on(
     model: pathlib.Path, data: pathlib.Path, together: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Where some variants have a shard and others lack it, those that lack it are decoded, and nothing else changes."""
+    """After a kill, only the shards that some variants lack are decoded, and nothing else changes."""
     output = tmp_path / "out"
     assert _calibrate(model, data, output, *_LISTS) == 0
     for name in ("manifest.json", "risk_table.csv", "report.html"):
@@ -147,7 +147,7 @@ def test_each_entry_is_served_by_its_own_rule(together: pathlib.Path, model: pat
 def test_a_file_of_the_first_kind_names_no_measure(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Where variants share measure and distance, neither stands in each of them, as in manifests before."""
+    """If variants share measure and distance, neither is written for each of them, as in earlier manifests."""
     output = tmp_path / "out"
     assert _calibrate(model, data, output, "--min_exit_layer=1,2") == 0
     variants = json.loads((output / "manifest.json").read_text())["plan"]["pareto"]["variants"]

@@ -1,4 +1,4 @@
-"""What a run tells of its workers at its end."""
+"""The summary of workers' metrics at the end of a run."""
 
 from typing import NoReturn
 

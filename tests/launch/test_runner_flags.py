@@ -1,4 +1,4 @@
-"""Beam's flags about runners that contradict each other, or mean nothing here, are refused before anything starts."""
+"""Beam's runner flags that contradict each other, or have no effect here, are refused before anything starts."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ _REMOTE = "expected one on this machine, such as localhost:50000. Workers elsewh
     ],
 )
 def test_what_fits_together_passes(flags: list[str]) -> None:
-    """The twin: flags of one way to run are taken, a pool of a job service on any machine included."""
+    """Consistent flags are accepted, also a job service's pool on any machine (the twin)."""
     check_runner_flags(PipelineOptions(flags))
 
 
@@ -76,14 +76,14 @@ def test_what_fits_together_passes(flags: list[str]) -> None:
     ],
 )
 def test_what_does_not_is_refused(flags: list[str], message: str) -> None:
-    """The flag is named with its value, and what to pass instead."""
+    """An inconsistent flag is named with its value and what to pass instead."""
     with pytest.raises(UsageError) as caught:
         check_runner_flags(PipelineOptions(flags))
     assert message in str(caught.value)
 
 
 def test_many_cores_may_have_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is too many grows with the machine."""
+    """The largest number of workers grows with the number of cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: 128)
     check_runner_flags(PipelineOptions(["--direct_num_workers=512"]))
     with pytest.raises(UsageError, match="from 1 to 512"):

@@ -1,4 +1,4 @@
-"""Which runner executes a pipeline, and what its failures say."""
+"""Which runner executes a pipeline, and how its failures are reported."""
 
 import contextlib
 import pathlib
@@ -53,7 +53,7 @@ def test_local_runners_are_ours(runner: str) -> None:
 
 @pytest.mark.parametrize("name", ["PortableRunner", "FlinkRunner", "SparkRunner"])
 def test_other_runners_are_beams(name: str) -> None:
-    """Another runner is made by Beam, and does not share this machine's disk; its own flags are known."""
+    """Another runner is Beam's, does not share this machine's disk, and knows its own flags."""
     flags = [f"--runner={name}", "--flink_master=m", "--spark_master_url=u", "--job_endpoint=embed"]
     _, options = parse_flags(FlagParser(prog="test"), flags)
     assert not is_local(options)
@@ -61,7 +61,7 @@ def test_other_runners_are_beams(name: str) -> None:
 
 
 def test_jobs_of_a_job_service_keep_their_workers() -> None:
-    """Unless a flag says otherwise: Flink would end them after each step."""
+    """Jobs of a job service keep their workers unless a flag says otherwise; Flink would end them after each step."""
     flags = ["--runner=FlinkRunner", "--job_endpoint=embed"]
     kept, given = PipelineOptions(flags), PipelineOptions([*flags, "--environment_cache_millis=5"])
     make_runner(kept)
@@ -71,7 +71,7 @@ def test_jobs_of_a_job_service_keep_their_workers() -> None:
 
 
 def test_prism_is_a_program_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """Beam makes the runner of it, and a caution says that its ports are open."""
+    """Beam makes Prism's runner from the program, and a caution says that its ports are open."""
     options = PipelineOptions(["--runner=PrismRunner", f"--prism_location={sys.executable}"])
     assert type(make_runner(options)).__name__ == "PrismRunner"
     tell_open_ports(options)
@@ -114,7 +114,7 @@ Traceback (most recent call last):
     ],
 )
 def test_first_cause(trace: str, message: str) -> None:
-    """The last error of a trace is told: our own in its words alone, others with their type."""
+    """The last error of a trace is printed: our own by its message alone, others with their type."""
     assert first_cause(trace) == message
 
 
@@ -142,12 +142,12 @@ def _cause(function: Callable[[int], None]) -> str:
 
 
 def test_our_failures_speak_for_themselves() -> None:
-    """What a worker raises on purpose arrives in its words, without Beam's."""
+    """Our own errors in a worker are raised with their message, without Beam's additions."""
     assert _cause(_fail) == "a.jsonl, line 3: bad"
 
 
 def test_other_failures_keep_their_type() -> None:
-    """An error whose message says little without its type is told with it, as `first_cause` promises."""
+    """An error whose message says little is printed with its type, as `first_cause` promises."""
     message = _cause(_fail_strangely)
     assert message.startswith("KeyError: ")
     assert "what" in message
@@ -158,7 +158,7 @@ def _interrupt(_: int) -> None:
 
 
 def test_ctrl_c_stays_one() -> None:
-    """What Beam makes of an interrupt is one again, so that the command ends as interrupted and not as failed."""
+    """An interrupt inside Beam is raised as one, so that the command ends as interrupted and not as failed."""
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
     _ = pipeline | beam.Create([1]) | beam.Map(_interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -173,14 +173,14 @@ def test_success_is_silent() -> None:
 
 
 def test_progress_of_workers_that_may_be_here() -> None:
-    """Workers of a portable runner or of Flink may find the launcher's file; those of Dataflow never do."""
+    """Workers of a portable runner or of Flink may share the launcher's disk; those of Dataflow never do."""
     names = ["DirectRunner", "PortableRunner", "FlinkRunner", "DataflowRunner"]
     here = [may_report_progress(PipelineOptions([f"--runner={name}"])) for name in names]
     assert here == [True, True, True, False]
 
 
 def test_external_workers_stay_external() -> None:
-    """With an external environment, several workers are those of the pool and no processes of ours."""
+    """With an external environment, several workers are those of the pool, not our processes."""
     flags = ["--environment_type=EXTERNAL", "--environment_config=localhost:50000", "--direct_num_workers=2"]
     options = PipelineOptions(flags)
     assert isinstance(make_runner(options), run._PoolRunner)
@@ -189,7 +189,7 @@ def test_external_workers_stay_external() -> None:
 
 @pytest.mark.parametrize("name", ["DaskRunner", "apache_beam.runners.dask.dask_runner.DaskRunner"])
 def test_beams_dask_runner_is_refused(name: str) -> None:
-    """It loses outputs; the message says what to take instead."""
+    """Beam's Dask runner, which loses outputs, is refused with what to use instead."""
     with pytest.raises(UsageError) as caught:
         make_runner(PipelineOptions([f"--runner={name}"]))
     assert str(caught.value) == (
@@ -199,7 +199,7 @@ def test_beams_dask_runner_is_refused(name: str) -> None:
 
 
 def test_job_services_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no job service listens, the message says how to start one, before anything is submitted."""
+    """A missing job service is reported before anything is submitted, with how to start one."""
     monkeypatch.setattr(run, "_ENDPOINT_SECONDS", 0.2)
     with pytest.raises(UsageError) as caught:
         make_runner(PipelineOptions(["--runner=PortableRunner", "--job_endpoint=localhost:1"]))
@@ -211,7 +211,7 @@ def test_job_services_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.timeout(60)
 def test_jobs_may_take_longer_than_beam_waits() -> None:
-    """Beam gives up on a job after 300 s; a calibration has months."""
+    """A job may take longer than Beam's limit of 300 s; a calibration has months."""
     service, port = start_job_service()
     try:
         options = PipelineOptions(["--runner=PortableRunner", f"--job_endpoint=localhost:{port}"])
@@ -223,7 +223,7 @@ def test_jobs_may_take_longer_than_beam_waits() -> None:
 
 
 def test_runs_leave_no_temporary_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Beam makes for a portable job, and forgets, is gone when the run has ended, well or not."""
+    """Temporary files that Beam makes for a portable job are removed when the run ends, successful or not."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for function in (str, _fail):
         options = PipelineOptions(["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"])

@@ -1,4 +1,4 @@
-"""Calibrations that are looked at after every round, and stop when enough is proved."""
+"""Calibrations that test after every round, and stop when enough is proved."""
 
 import dataclasses
 import json
@@ -75,7 +75,7 @@ def _shard(name: str) -> int:
 
 
 def _place_to_stop(whole: pathlib.Path) -> tuple[int, float]:
-    """Returns a round before the last, and the layers of the costliest entry then, which were above before."""
+    """Returns a round before the last, and the layers of its costliest entry, which were above before."""
     looks = zip(*(entry.looks or () for entry in _manifest(whole).calibrations), strict=True)
     layers = [max(look.layers for look in of_round) for of_round in looks]
     number = next(index for index in range(1, len(layers) - 1) if layers[index] < min(layers[:index]))
@@ -83,13 +83,13 @@ def _place_to_stop(whole: pathlib.Path) -> tuple[int, float]:
 
 
 def test_without_a_rule_all_data_count(whole: pathlib.Path) -> None:
-    """Every round is looked at, everything counts, and what is proved is what the least of all looks proves."""
+    """Without a rule every round is tested, all data count, and the best of all looks is proved."""
     manifest = _manifest(whole)
     assert manifest.sequential is not None
     assert manifest.sequential.ended_by == "end_of_data"
     assert manifest.sequential.rounds == manifest.sequential.of_rounds > 3
     assert manifest.data.examples == manifest.sequential.of_examples == _ROWS
-    # As many as the data have, wherever they were put: every seventh row repeats the one before it.
+    # The number in the data, wherever they are: every seventh row repeats the one before it.
     assert manifest.data.duplicates == _ROWS // 7
     assert (_folder(whole) / COMPLETE).exists()
     assert {entry.p_value for entry in manifest.calibrations} == {"signed_mixture"}
@@ -137,7 +137,7 @@ def test_it_can_be_continued(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With another rule it goes on with the rest of the data, to what it would have come to, and says where it was."""
+    """Another rule continues with the rest of the data, to the result of an uninterrupted run, and says from where."""
     number, layers = _place_to_stop(whole)
     output = tmp_path / "out"
     assert _calibrate(model, data, output, f"--stop_at_layers={layers}") == 0
@@ -155,7 +155,7 @@ def test_it_can_be_continued(
     assert (output / "risk_table.csv").read_bytes() == (whole / "risk_table.csv").read_bytes()
     assert (_folder(output) / COMPLETE).exists()
     assert not (_folder(output) / STOPPED).exists()
-    # Whatever rule is asked for now: there are no data left.
+    # No rule can continue: there are no data left.
     assert _calibrate(model, data, output, "--stop_gain=50%", "--resume") == 2
     assert "is finished, and was asked for something else" in capsys.readouterr().err
 
@@ -167,7 +167,7 @@ def test_a_stopped_sample_is_for_no_other_test(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Losses have decided which examples are there: --generations and other tests by --resume are refused."""
+    """A stopped sample is refused by --generations and other tests, since losses have decided its size."""
     _, layers = _place_to_stop(whole)
     output = tmp_path / "out"
     assert _calibrate(model, data, output, f"--stop_at_layers={layers}") == 0
@@ -178,7 +178,7 @@ def test_a_stopped_sample_is_for_no_other_test(
     printed = capsys.readouterr().err
     assert "Another rule to stop may take it further" in printed
     assert "--generations" not in printed
-    # Nor where the run did not come to an end.
+    # So is a run that did not finish.
     (output / "manifest.json").unlink()
     assert _calibrate(model, data, output, "--delta=0.5", "--resume") == 1
     printed = capsys.readouterr().err
@@ -189,7 +189,7 @@ def test_a_stopped_sample_is_for_no_other_test(
 def test_an_unfinished_run_goes_on(
     model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Rounds that were counted stay as they are, a round that was not is counted, and the result is the same."""
+    """Counted rounds are kept, an uncounted one is counted, and the result is the same."""
     output = tmp_path / "out"
     shutil.copytree(whole, output)
     for name in ("manifest.json", "risk_table.csv"):
@@ -211,7 +211,7 @@ def test_counted_outputs_that_were_lost_end_the_run(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What was counted must still be there."""
+    """A run whose counted outputs are lost ends with an error."""
     output = tmp_path / "out"
     shutil.copytree(whole, output)
     (output / "manifest.json").unlink()
@@ -226,7 +226,7 @@ def test_data_that_changed_are_refused(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A run that stopped is not continued with other examples than it has counted."""
+    """A stopped run does not continue with other examples than it has counted."""
     rows = [{**row, "page": index // 3} for index, row in enumerate(id_rows(_ROWS))]
     data = write_rows(tmp_path / "rows.jsonl", rows)
     _, layers = _place_to_stop(whole)
@@ -245,7 +245,7 @@ def test_data_that_would_be_divided_otherwise_are_refused(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Where only shards to come have changed, no example is left out or counted twice all the same: the run ends."""
+    """If changed shards to come would leave out or repeat an example, the run ends."""
     rows = sorted(id_rows(_ROWS), key=lambda row: _shard(row["id"]))
     data = write_rows(tmp_path / "rows.jsonl", rows)
     output = tmp_path / "out"
@@ -271,7 +271,7 @@ def test_a_metric_that_changed_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One risk is not made of two metrics: what scored the rounds before is compared by its source."""
+    """A metric whose source has changed is refused: one risk is not made of two metrics."""
     source = tmp_path / "changing_metric.py"
     text = "def score(candidate, references):\n    return float(candidate in references) * 0.9 + 0.1\n"
     source.write_text(text)
@@ -288,7 +288,7 @@ def test_a_metric_that_changed_is_refused(
 def test_a_lazy_run_that_was_killed_at_its_end_is_finished(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Folders that only the way there needed are no part of the result, whether they were removed or not."""
+    """Folders of intermediate blocks are no part of the result, whether they were removed or not."""
     flags = ("--sweep=lazy", "--delta=0.7", "--stop_at_threshold=0.5")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources.DecodedSource, "finish", lambda _: None)
@@ -301,7 +301,7 @@ def test_a_lazy_run_that_was_killed_at_its_end_is_finished(
 
 @pytest.mark.parametrize("rule", ["", "--stop_at_threshold=0.5"])
 def test_lazy_sweeps_prove_the_same(rule: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Where the grid is decoded only as far as tests go, the manifest is that of the whole grid."""
+    """A lazy sequential sweep gives the manifest of the whole grid."""
     flags = [rule] if rule else []
     assert _calibrate(model, data, tmp_path / "full", *flags) == 0
     assert _calibrate(model, data, tmp_path / "lazy", "--sweep=lazy", *flags) == 0
@@ -313,7 +313,7 @@ def test_lazy_sweeps_prove_the_same(rule: str, model: pathlib.Path, data: pathli
 def test_a_lazy_run_that_stopped_is_continued(
     model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Only the lowest part of the grid is left of it, and it goes on there."""
+    """A lazy run that stopped continues from the lowest part of the grid, which alone is left."""
     flags = ("--sweep=lazy", "--delta=0.8")
     assert _calibrate(model, data, tmp_path / "out", *flags, "--stop_at_threshold=0.9") == 0
     assert _calibrate(model, data, tmp_path / "out", *flags, "--stop_at_threshold=0.5", "--resume") == 0
@@ -325,7 +325,7 @@ def test_a_lazy_run_that_stopped_is_continued(
 
 
 def test_clusters_are_counted_whole(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """With clusters as units, every cluster is within a round, and its mean is what counts."""
+    """Every cluster is within one round, and its mean counts."""
     assert _calibrate(model, data, tmp_path / "out", "--cluster_key=page", "--stop_at_threshold=0.9") == 0
     manifest = _manifest(tmp_path / "out")
     assert manifest.data.clusters is not None
@@ -356,7 +356,7 @@ def test_the_order_is_that_of_the_seed(
 def test_every_runner_stops_alike(
     flags: tuple[str, ...], model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """However many workers decode, in whatever order they end: the manifest is the same."""
+    """The manifest is the same for any number of workers and any order."""
     number, layers = _place_to_stop(whole)
     rule = f"--stop_at_layers={layers}"
     assert _calibrate(model, data, tmp_path / "here", rule) == 0
@@ -371,7 +371,7 @@ def test_every_runner_stops_alike(
 def test_p_values_that_may_not_be_watched_are_refused(
     name: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is decoded, with the reason."""
+    """p-values that are not valid at every round are refused before decoding, with the reason."""
     flags = (f"--p_value={name}", "--consistency=textual", "--metric=exact_match")
     assert _calibrate(model, data, tmp_path / "out", *flags) == 2
     assert f"p_value {name} holds for a number of examples that is fixed beforehand" in capsys.readouterr().err
@@ -398,13 +398,13 @@ def test_rules_that_make_no_sense_are_refused(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Before anything is decoded, with what was expected."""
+    """Stopping rules that make no sense are refused before decoding, with what was expected."""
     assert _calibrate(model, data, tmp_path / "out", *flags) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_rules_belong_to_sequential(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
-    """A rule to stop without anything that stops is a mistake."""
+    """A stopping rule without --sequential is refused."""
     assert main(["calibrate", f"--output={tmp_path / 'out'}", "--stop_gain=2%"]) == 2
     assert "--stop_gain belongs to --sequential, which is missing." in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The plan names the one of several entries that is served; everything that serves takes it where nothing is named."""
+"""The plan names the entry that is served; every command that serves uses it by default."""
 
 import json
 import pathlib
@@ -49,7 +49,7 @@ def _manifest(output: pathlib.Path) -> Manifest:
 def test_the_named_entry_is_served(
     served: pathlib.Path, model: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`Generator`, `generate` and `monitor` take it without a word, and `inspect` says which it is."""
+    """`Generator`, `generate` and `monitor` take the named entry by default, and `inspect` shows which it is."""
     manifest = _manifest(served)
     assert manifest.plan is not None
     assert manifest.plan.serve == 1
@@ -75,7 +75,7 @@ def test_the_named_entry_is_served(
 def test_without_a_name_none_is_taken(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Several entries that hold each alone are warned of before anything is decoded, and `Generator` asks which."""
+    """Several separate entries give a warning before decoding, and `Generator` asks for one."""
     assert _calibrate(model, data, tmp_path / "out") == 0
     assert "2 entries hold each alone, and the plan does not say which is served." in capsys.readouterr().err
     with pytest.raises(calm.CalmBeamError, match="there are 2 calibrations"):
@@ -100,14 +100,14 @@ def test_what_names_no_entry_is_refused_before_anything_runs(
     serve: str,
     message: str,
 ) -> None:
-    """Status 2, and nothing is written."""
+    """A name that matches no entry gives status 2, and nothing is written."""
     assert _calibrate(model, data, tmp_path / "out", f"--serve={serve}") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_an_entry_is_named_from_python(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """By the same text; groups have entries of their own, and are served by the promise that is named."""
+    """Python names an entry by the same text; each group is served by its own entry of the named promise."""
     rows = [{**row, "language": "en" if index % 2 else "fr"} for index, row in enumerate(id_rows(30))]
     grouped = write_rows(tmp_path / "grouped.jsonl", rows)
     manifest = calm.calibrate(

@@ -1,4 +1,4 @@
-"""docs/serving.md: its commands and its code run, and what it says of manifests is so."""
+"""docs/serving.md: its commands and code run, and its statements about manifests are true."""
 
 import dataclasses
 import gzip
@@ -25,7 +25,7 @@ _PROMISES = ((0.3, 0.05), (0.2, 0.1))
 
 
 def _code(part: str) -> str:
-    """Returns the block of Python that is known by a part of it."""
+    """Returns the block of Python that contains a text."""
     (block,) = [block for block in blocks(_PAGE, "python") if part in block]
     return block
 
@@ -33,7 +33,7 @@ def _code(part: str) -> str:
 def test_what_the_page_shows_runs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Commands and code answer, alone, together and in pipelines; the last command reads what was measured."""
+    """The page's commands and code answer prompts, alone, together and in pipelines; the last one monitors losses."""
     monkeypatch.chdir(tmp_path)
     model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "v.model"))
     (tmp_path / "demo").mkdir()
@@ -75,7 +75,7 @@ def test_what_the_page_shows_runs(
 
 
 def test_every_confidence_that_can_be_served_is_described() -> None:
-    """Whoever writes a server of their own finds each measure, but for the oracle, which nobody can serve."""
+    """The page describes every confidence except the oracle, which cannot be served."""
     assert re.findall(r"^\| `(\w+)` \|", _PAGE.read_text(encoding="utf-8"), re.MULTILINE) == [
         name for name in MEASURES if name != "oracle"
     ]

@@ -1,4 +1,4 @@
-"""Folders that workers and this machine share, and what becomes of them."""
+"""Folders that workers and this machine share are chosen, checked and removed."""
 
 import contextlib
 import pathlib
@@ -28,7 +28,7 @@ def _workers(*flags: str) -> Workers:
 
 
 def test_places_beside_an_output(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the output's own folder, but for workers of this machine whose output goes to a cloud."""
+    """The shared folder is in the output's folder, or local for local workers with an output in the cloud."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     local = str(tmp_path / "out.jsonl")
     assert shared_place(_workers(), next_to=local) == str(tmp_path)
@@ -40,18 +40,18 @@ def test_places_beside_an_output(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
 
 
 def test_places_of_nothing(tmp_path: pathlib.Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is written, Beam's flags name the place, or else it is this machine's for temporary files."""
+    """Without an output, Beam's flags name the folder; the default is this machine's folder for temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     assert shared_place(_workers()) == shared_place(_workers(_REMOTE)) == str(tmp_path / "temporary")
     assert shared_place(_workers(_REMOTE, f"--temp_location={tmp_path}")) == str(tmp_path)
     assert shared_place(_workers(_REMOTE, f"--temp_location={bucket}/temp")) == f"{bucket}/temp"
     assert shared_place(_workers(_REMOTE, f"--staging_location={bucket}/staging")) == f"{bucket}/staging"
-    # Who runs here needs no cloud.
+    # Local workers need no cloud folder.
     assert shared_place(_workers(f"--temp_location={bucket}/temp")) == str(tmp_path / "temporary")
 
 
 def test_places_that_do_not_do(tmp_path: pathlib.Path, bucket: str, cloud: "CloudService") -> None:
-    """A folder that is not there, and one that must not be written to, are refused before any work."""
+    """A folder that is missing or not writable is refused before any work."""
     with pytest.raises(UsageError, match=r"^--temp_location .*none: no such folder"):
         shared_place(_workers(_REMOTE, f"--temp_location={tmp_path / 'none'}"))
     cloud.guard.faults.append(Fault(403, "POST", "/upload/", times=10**6))
@@ -61,7 +61,7 @@ def test_places_that_do_not_do(tmp_path: pathlib.Path, bucket: str, cloud: "Clou
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
 def test_a_folder_passes(error: type[BaseException] | None, tmp_path: pathlib.Path, bucket: str) -> None:
-    """However the block ends, all that was in the folder is gone, and all beside it is there."""
+    """The folder is removed with its contents however the block ends, and other files next to it stay."""
     for place in (str(tmp_path), f"{bucket}/out"):
         _write(f"{place}/.rows.other")
         ends = contextlib.nullcontext() if error is None else pytest.raises(error)
@@ -77,7 +77,7 @@ def test_a_folder_passes(error: type[BaseException] | None, tmp_path: pathlib.Pa
 
 
 def test_a_job_that_goes_on_keeps_its_folder(bucket: str) -> None:
-    """An interrupt that leaves a job behind says where that will write, and that it does so for nobody."""
+    """An interrupt that leaves a job running says where the job will write, and that nothing reads it."""
 
     def interrupted() -> None:
         with passing_folder(f"{bucket}/out", name=".rows.") as folder:
@@ -93,7 +93,7 @@ def test_a_job_that_goes_on_keeps_its_folder(bucket: str) -> None:
 
 
 def test_what_cannot_be_removed_is_told(bucket: str, cloud: "CloudService", capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder that stays ends no run whose work is done."""
+    """A folder that cannot be removed is reported, and the finished run succeeds."""
     with passing_folder(f"{bucket}/out", name=".rows.") as folder:
         _write(f"{folder}/a")
         cloud.guard.faults.append(Fault(403, "DELETE", "", times=10**6))
@@ -101,7 +101,7 @@ def test_what_cannot_be_removed_is_told(bucket: str, cloud: "CloudService", caps
 
 
 def test_folders_of_other_machines_are_refused(tmp_path: pathlib.Path) -> None:
-    """A worker that does not see the folder says so before anything is decoded; the twin, one that does, goes on."""
+    """A worker that does not see the folder fails before decoding; one that does continues (the twin)."""
     check_folder(build_assignment(str(tmp_path), model="model"), [0])
     with pytest.raises(OutputsError, match="none: workers do not see this folder, which is on the disk of the"):
         check_folder(build_assignment(str(tmp_path / "none"), model="model"), [0])

@@ -1,4 +1,4 @@
-"""Runs with worker processes end, whatever becomes of the machine's clock."""
+"""Runs with worker processes end however the machine's clock is changed."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ from calm_beam.launch.runners.worker_processes import wait_by_steady_clock
 
 _ROOT = pathlib.Path(__file__).parent.parent.parent
 
-# Of all processes of a run: of each second that passes, one is taken away; or an hour is, after some seconds.
+# The clock of every process in a run loses a second per second, or an hour after some seconds.
 _CLOCKS = {
     "runs backwards": "2 * start - real()",
     "jumps back": "real() - 3600 * (real() > start + 4)",
@@ -46,7 +46,7 @@ run_pipeline(pipeline)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("clock", _CLOCKS)
 def test_two_workers_end(clock: str, tmp_path: pathlib.Path) -> None:
-    """Two worker processes do their work and end although the time of day goes back in every process."""
+    """Two worker processes finish although the time of day goes back in every process."""
     (tmp_path / "sitecustomize.py").write_text(_CLOCK.format(now=_CLOCKS[clock]))
     path = os.pathsep.join([str(tmp_path), str(_ROOT)])
     done = subprocess.run(
@@ -62,7 +62,7 @@ def test_two_workers_end(clock: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_what_beam_and_grpc_wait_for_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Beam does every few milliseconds goes on after a jump back, and a wait of gRPC ends."""
+    """Beam's periodic work continues after a jump back, and a wait of gRPC ends."""
     wait_by_steady_clock()
     calls = threading.Semaphore(0)
     thread = data_plane.PeriodicThread(0.01, calls.release)
@@ -81,7 +81,7 @@ def test_what_beam_and_grpc_wait_for_comes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_modules_see_one_clock() -> None:
-    """A second call changes nothing, and all that a module of time has besides is Python's."""
+    """A second patch changes nothing, and other functions of the time module are Python's."""
     wait_by_steady_clock()
     clock = data_plane.time
     wait_by_steady_clock()

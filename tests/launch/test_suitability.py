@@ -1,4 +1,4 @@
-"""`calm-beam suitability`: what it tells and writes, and what bad input gets."""
+"""`calm-beam suitability`: its verdict, its file, and errors for bad input."""
 
 import inspect
 import json
@@ -47,21 +47,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def test_the_last_layer_predicts_the_full_models_output() -> None:
-    """Given the outputs of greedy decoding, each of their tokens is what the last layer makes of those before it."""
+    """Given greedy outputs, the last layer predicts each of their tokens from the ones before it."""
     checkpoint, prompts = build_checkpoint(), build_prompts(3, 9, 5, 12, 7)
     decoder = EarlyExitDecoder(checkpoint, Branch.at(ExitRule(), None, max_decode_length=8), max_input_length=16)
     outputs = dict(decoder.decode(prompts))
     tokens = [outputs[index].tokens[: outputs[index].length].tolist() for index in range(len(prompts))]
     found = layer_predictions(checkpoint, list(zip(prompts, tokens, strict=True)))
-    # Batches are by width: compared as a whole.
+    # Batches are grouped by width, so compare the whole set.
     assert sorted(found.tokens[-1].tolist()) == sorted(token for output in tokens for token in output)
     assert found.tokens.shape == found.gaps.shape == (checkpoint.config.num_decoder_layers, sum(map(len, tokens)))
-    # Each of these tokens is the most probable one: more probable than any other by the gap.
+    # Each of these tokens is more probable than any other by the gap.
     assert found.cross_entropies[-1] <= -np.log(found.gaps[-1].mean())
 
 
 def test_states_that_are_not_finite_are_refused() -> None:
-    """A broken model gets no verdict."""
+    """A model whose states are not finite gets no verdict."""
     config = build_config()
     arrays = {**build_arrays(config, 0)}
     arrays["decoder/decoder_norm/scale"] = np.full_like(arrays["decoder/decoder_norm/scale"], np.nan)
@@ -70,7 +70,7 @@ def test_states_that_are_not_finite_are_refused() -> None:
 
 
 def test_python_and_a_file_do_the_same(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """`calm_beam.suitability` takes the command's options, writes the same file, and returns what was found."""
+    """`calm_beam.suitability` takes the command's options, writes the same file, and returns its findings."""
     asked = {"checkpoint": str(model), "data": [str(data)], "max_input_length": 32, "max_decode_length": 6}
     config = tmp_path / "run.json"
     config.write_text(json.dumps({**asked, "agreeing": 0.9, "output": str(tmp_path / "command.json")}))
@@ -92,7 +92,7 @@ def test_python_and_a_file_do_the_same(model: pathlib.Path, data: pathlib.Path, 
 
 
 def test_python_is_refused_in_its_own_words(tmp_path: pathlib.Path) -> None:
-    """Errors call options as arguments."""
+    """Errors from Python name arguments."""
     with pytest.raises(ValueError, match=r"^overwrite=True belongs to output, which is missing\.$"):
         calm.suitability(overwrite=True)
     with pytest.raises(
@@ -105,7 +105,7 @@ def test_python_is_refused_in_its_own_words(tmp_path: pathlib.Path) -> None:
 def test_tells_and_writes_what_was_found(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A random model's layers seldom agree: it is told that it is not suitable; the file has the same figures."""
+    """A random model, whose layers seldom agree, is reported as unsuitable; the file has the same figures."""
     output = tmp_path / "found.json"
     command = ["suitability", f"--checkpoint={model}", f"--data={data}", *_SHORT, f"--output={output}"]
     assert main([*command, "--max_examples=6"]) == 0
@@ -130,11 +130,11 @@ def test_tells_and_writes_what_was_found(
 def test_the_next_command_runs_as_printed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where a model can exit: the calibration of the same model and data, with all that was said about them."""
+    """For a suitable model, the printed calibration of the same model and data runs as it is."""
     monkeypatch.chdir(tmp_path)
     config = build_config(num_encoder_layers=1, num_decoder_layers=2)
     arrays = {**build_arrays(config, 0)}
-    # What the last layer adds is next to nothing, so that the first predicts what it does.
+    # The last layer adds next to nothing, so the first one predicts its output.
     for name in arrays:
         if name.startswith("decoder/layers_1/") and name.endswith(("wo/kernel", "out/kernel")):
             arrays[name] = arrays[name] * np.float32(1e-6)
@@ -183,13 +183,13 @@ def test_bad_input_is_refused(
     data: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With what was wrong, before anything is decoded."""
+    """Bad input is refused with the reason before anything is decoded."""
     assert main(["suitability", *(flag.format(model=model, data=data) for flag in flags)]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_share_of_all_tokens_is_what_exits_keep() -> None:
-    """The forecast is about tokens given the full model's: where all stay, exits follow the oracle or stay deeper."""
+    """Tokens are forecast given the full model's tokens: if all stay, exits match the oracle's or are deeper."""
     checkpoint = build_checkpoint()
     pairs = [([5, 9, 1], [7, 8, 1]), ([4, 1], [6, 1])]
     predictions = layer_predictions(checkpoint, pairs)
@@ -200,11 +200,11 @@ def test_a_share_of_all_tokens_is_what_exits_keep() -> None:
 def test_a_decoder_only_model_that_was_not_trained_for_it_will_not_exit(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The verdict says so; zeros among prompts and outputs are tokens, and each of its ids ends an output."""
+    """An untrained decoder-only model is unsuitable; zeros are tokens, and each end-of-sequence id ends an output."""
     config = build_llama_config(vocab_size=64, max_positions=128, num_decoder_layers=6, end_ids=(0, 2))
     tokenizer = write_word_tokenizer(tmp_path / "tokenizer.json", 64, ends=config.end_ids)
     arrays = build_llama_arrays(config, 0)
-    # What the last layer adds decides.
+    # The last layer's contribution decides the output.
     arrays["decoder/layers_5/mlp/wo/kernel"] *= np.float32(20)
     write_native(tmp_path / "model", config, arrays=arrays, vocabulary_path=tokenizer)
     generator = np.random.default_rng(0)
@@ -229,7 +229,7 @@ def test_a_decoder_only_model_that_was_not_trained_for_it_will_not_exit(
 def test_a_device_is_forecast_beside(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With `--device`: positions of the sample, the gain of each choice of layers, and that nothing was run."""
+    """`--device` adds the sample's positions, the gain of each choice of layers, and that nothing was run."""
     output = tmp_path / "found.json"
     command = ["suitability", f"--checkpoint={model}", f"--data={data}", *_SHORT, f"--output={output}"]
     assert main([*command, "--max_examples=4", "--device=h100"]) == 0

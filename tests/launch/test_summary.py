@@ -73,7 +73,7 @@ def test_no_number_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """At 80 columns every risk, threshold, tolerance and mean of layers is there in full."""
+    """At 80 columns every risk, threshold, tolerance and mean of layers is printed in full."""
     monkeypatch.setenv("COLUMNS", "80")
     manifest = _write_run(tmp_path, consistencies=consistencies, metrics=metrics)
     text = _printed(tmp_path, manifest, capsys)
@@ -131,7 +131,7 @@ def _lines(manifest: Manifest, *, width: int = 80) -> list[str]:
 def test_remarks_follow_the_choices(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each is a line of its own, between what was chosen and what was counted."""
+    """Each remark is a line of its own, between the choices and the counts."""
     monkeypatch.setenv("COLUMNS", "300")
     manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
     print_summary(manifest, str(tmp_path), seconds=1, remarks=["One remark.", "Another one."])
@@ -139,7 +139,7 @@ def test_remarks_follow_the_choices(
 
 
 def test_choices() -> None:
-    """A choice shows threshold, layers, what they save, risk and where testing ended; "never exit" saves nothing."""
+    """A choice shows threshold, layers, savings, risk and where testing ended; "never exit" saves nothing."""
     lines = _lines(build_manifest())
     assert lines[0] == "Lowest threshold with expected loss <= delta (probability 95 %)"
     assert "textual 0.1 0.8 4.25 29% 0.0300 0.7 (p = 0.4)" in lines
@@ -148,7 +148,7 @@ def test_choices() -> None:
 
 
 def test_operations() -> None:
-    """Operations stand beside the layers, as what they change; where nobody counted them, there is no column."""
+    """Operations are next to the layers, as a share of the full model's; without counts there is no such column."""
     console = Console(file=io.StringIO(), width=80)
     console.print(choices_table(build_manifest(), (1.28, None)))
     assert isinstance(console.file, io.StringIO)
@@ -159,7 +159,7 @@ def test_operations() -> None:
 
 
 def test_several_metrics_and_probabilities() -> None:
-    """What differs between entries stands in their lines."""
+    """Settings that differ between entries are in the entries' lines."""
     other = dataclasses.replace(build_calibration(), metric="token_f1", epsilon=0.1)
     lines = _lines(build_manifest(calibrations=(build_calibration(), other)))
     assert "(probability 1 - epsilon)" in " ".join(lines)
@@ -170,7 +170,7 @@ def test_several_metrics_and_probabilities() -> None:
 def test_the_result_comes_first(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence says what is proved and what it saves; tables of all thresholds are for those who ask."""
+    """One sentence says what is proved and saved; --verbose adds the tables of all thresholds."""
     monkeypatch.setenv("COLUMNS", "300")
     manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
     first, second, *others = _printed(tmp_path, manifest, capsys, verbose=False).splitlines()
@@ -189,12 +189,12 @@ def test_the_result_comes_first(
     ],
 )
 def test_headlines(entries: tuple[Calibration, ...], words: str) -> None:
-    """A single promise is told whole; where nothing is proved, that is said first."""
+    """A single promise is printed whole; if nothing is proved, the headline says so."""
     assert headline(build_manifest(calibrations=entries)).startswith(words)
 
 
 def test_choices_at_the_end_of_the_grid() -> None:
-    """Where everything passed, testing ended with the grid."""
+    """If every threshold passed, the choice says that testing ended with the grid."""
     entry = build_calibration(path=(build_path_entry(),), threshold=0.9, layers=5.5, risk=0.0125)
     assert any(line.endswith("end of grid") for line in _lines(build_manifest(calibrations=(entry,))))
 

@@ -1,4 +1,4 @@
-"""Ids, names and outputs of others do nothing to a terminal, whichever command shows them."""
+"""Ids, names and outputs from outside cannot control a terminal, whichever command prints them."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from tests.calm_beam.manifest.builders import build_calibration, build_manifest
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import BROKEN_ID, SHORT_FLAGS, id_rows, write_model, write_rows
 
-# Clears the screen, sets the title, turns text around, and writes red where rich reads its brackets.
+# Clears the screen, sets the title, reverses text, and writes red where rich reads its brackets.
 _EVIL = "\x1b[2J\x1b]0;title\x07\x9b1m[red]\u202egnorw\u2066\r"
 _SHOWN = "\\x1b[2J\\x1b]0;title\\x07\\x9b1m[red]\\u202egnorw\\u2066\\r"
 _FORBIDDEN = {*map(chr, range(32)), "\x7f", "\x9b", "\u202e", "\u2066"} - {"\n"}
@@ -30,7 +30,7 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _check(capsys: pytest.CaptureFixture[str]) -> str:
-    """Returns all that was printed, on either stream, having found it harmless and the evil text shown."""
+    """Returns all that was printed on both streams, after checking that it is escaped and contains the text."""
     printed = capsys.readouterr()
     everything = printed.out + printed.err
     assert not _FORBIDDEN & set(everything)
@@ -40,7 +40,7 @@ def _check(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture
 def manifest(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A whole and sealed manifest, whose every free text is evil."""
+    """A valid, sealed manifest in which every free text has control characters."""
     path = tmp_path / "manifest.json"
     entry = build_calibration(metric=f"m{_EVIL}")
     model = ModelRecord(uri=f"/models/{_EVIL}", fingerprint="sha256:6d6f64656c", layers=6)
@@ -60,7 +60,7 @@ def test_manifests_are_inspected(manifest: pathlib.Path, capsys: pytest.CaptureF
 def test_losses_are_monitored(
     manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The entry that is watched, and a line that holds no loss."""
+    """The watched entry, and a line without a loss, are printed escaped."""
     (tmp_path / "losses").write_text("0\n")
     assert main(["monitor", f"--manifest={manifest}", f"--losses={tmp_path / 'losses'}"]) == 0
     _check(capsys)
@@ -88,7 +88,7 @@ def test_losses_are_monitored(
 def test_errors_show_what_was_given(
     argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever command refuses a path or a value, it says so in harmless words, with status 1 or 2."""
+    """Every command that refuses a path or a value prints it escaped, with status 1 or 2."""
     monkeypatch.chdir(tmp_path)
     assert main(argv) in (1, 2)
     printed = capsys.readouterr()
@@ -98,7 +98,7 @@ def test_errors_show_what_was_given(
 
 
 def test_ids_of_a_run(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An example whose id, and file whose name, is evil is told of harmlessly, also by way of a worker's traceback."""
+    """An example's id and a file's name are printed escaped, also from a worker's traceback."""
     model = write_model(tmp_path / "model", is_broken=True)
     rows = [*id_rows(3), {"id": f"id{_EVIL}", "input_ids": [3, BROKEN_ID], "reference_ids": [[5]]}]
     data = write_rows(tmp_path / f"rows{_EVIL}.jsonl", rows)
@@ -126,7 +126,7 @@ def _evil_answer() -> Answer:
 def test_answers_on_a_terminal_are_escaped_and_in_a_pipe_are_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who reads answers from a pipe gets the model's text to the character; who looks at them, harmless words."""
+    """Answers are written unchanged to a pipe, and escaped on a terminal."""
     here._print(iter([("a", _evil_answer())]), None, show_layers=False)  # type: ignore[arg-type]
     assert capsys.readouterr().out == f"out\n{_EVIL}\n"
     terminal = _Terminal()
@@ -136,13 +136,13 @@ def test_answers_on_a_terminal_are_escaped_and_in_a_pipe_are_not(
 
 
 def test_coloured_tokens_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    """With --show_layers, tokens mean nothing to the terminal but their colours."""
+    """With --show_layers, control characters in tokens are escaped; only our colours are not."""
     LayerPrinter(4).print_output([_EVIL, "a\nb"], [1, 2])
     assert capsys.readouterr().out == f"{_SHOWN}[1]a⏎b[2]\n"
 
 
 def test_prompts_that_are_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An id in a file of prompts is named harmlessly where its prompt is not taken."""
+    """The id of a refused prompt in a file is printed escaped."""
     model = write_model(tmp_path / "model")
     write_manifest(build_served_manifest(load_checkpoint(model), (build_entry(0.3),)), tmp_path / "manifest.json")
     rows = write_rows(tmp_path / "rows.jsonl", [{"id": _EVIL, "input_ids": [10**6]}])
@@ -151,12 +151,12 @@ def test_prompts_that_are_refused(tmp_path: pathlib.Path, capsys: pytest.Capture
     _check(capsys)
     rows = write_rows(tmp_path / "rows.jsonl", [{"id": _EVIL, "input_ids": [3, 1]}])
     assert main([*flags, f"--output={tmp_path / 'answers.jsonl'}"]) == 0
-    # In a file it is data, and stays what it was.
+    # In a file it is data, and unchanged.
     assert json.loads((tmp_path / "answers.jsonl").read_text(encoding="utf-8"))["id"] == _EVIL
 
 
 def test_what_is_said_and_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines stay lines, and everything else that is printed is harmless, in tables as well."""
+    """Messages keep their lines and have everything else escaped, in tables as well."""
     say(f"a\n{_EVIL}")
     tell(_EVIL)
     PlainConsole().print(_EVIL)

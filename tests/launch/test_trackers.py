@@ -1,4 +1,4 @@
-"""`--log_to`, against the real clients without a network; a client that is not installed is skipped."""
+"""`--log_to`, tested with the real clients without a network; tests of clients that are not installed are skipped."""
 
 import importlib
 import json
@@ -44,7 +44,7 @@ def training(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> list[st
 
 @pytest.fixture
 def mlflow(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The client of MLflow, whose runs are files."""
+    """MLflow's client, whose runs are files."""
     module = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'calm-beam[mlflow]'")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     module.set_tracking_uri(f"file://{tmp_path / 'mlruns'}")
@@ -66,7 +66,7 @@ def _mlflow_run(client: Any) -> Any:
 
 
 def test_mlflow_has_a_certification(certification: list[str], mlflow: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Flags, the numbers of each promise, and all files; standard output holds the JSON alone."""
+    """MLflow gets flags, the numbers of each promise, and all files; standard output holds the JSON alone."""
     assert main([*certification, "--log_to=mlflow", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["output"].endswith("/out")
     run = _mlflow_run(mlflow)
@@ -80,7 +80,7 @@ def test_mlflow_has_a_certification(certification: list[str], mlflow: Any, capsy
 
 
 def test_mlflow_has_curves_of_a_training(training: list[str], mlflow: Any) -> None:
-    """Every report of the steps, with the losses of all layers, and the log."""
+    """MLflow gets every report of training steps, with the losses of all layers, and the log."""
     assert main([*training, "--log_to=mlflow"]) == 0
     run = _mlflow_run(mlflow)
     logged = [json.loads(line) for line in pathlib.Path("model/training_log.jsonl").read_text().splitlines()]
@@ -93,7 +93,7 @@ def test_mlflow_has_curves_of_a_training(training: list[str], mlflow: Any) -> No
 def test_what_fails_after_its_first_step_is_a_failed_run(
     training: list[str], mlflow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is refused before leaves no run."""
+    """An error after the first step makes a failed run; an earlier one makes no run."""
     assert main([*training, "--log_to=mlflow", "--steps=nine"]) == 2
     assert mlflow.search_runs(["0"]) == []
 
@@ -111,13 +111,13 @@ def _wandb_records(content: bytes) -> Iterator[bytes]:
     at, record = head.size, b""
     while at < len(content):
         if block - at % block < head.size:
-            # Too little for another.
+            # Too little for another record.
             at += block - at % block
         _, size, kind = head.unpack_from(content, at)
         record += content[at + head.size : at + head.size + size]
         at += head.size + size
         if kind in (1, 4):
-            # Whole, or the last part of one.
+            # A whole record, or the last part of one.
             yield record
             record = b""
 
@@ -136,7 +136,7 @@ def _kept_by_wandb(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_wandb_has_table_and_page(certification: list[str], wandb: pathlib.Path) -> None:
-    """An offline run, which `wandb sync` takes: its files are the result's, and the table is a table."""
+    """Weights & Biases gets an offline run for `wandb sync`, with the result's files and its table."""
     assert main([*certification, "--log_to=wandb"]) == 0
     (run,) = wandb.glob("offline-run-*")
     (record,) = run.glob("*.wandb")
@@ -149,7 +149,7 @@ def test_wandb_has_table_and_page(certification: list[str], wandb: pathlib.Path)
 
 
 def test_tensorboard_has_curves_and_tables(training: list[str], certification: list[str]) -> None:
-    """Scalars of all steps; of a certification its table, in a run of its own."""
+    """TensorBoard gets scalars of all steps, and a certification's table as a run of its own."""
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed: pip install 'calm-beam[tensorboard]'")
     event_class = importlib.import_module("tensorboardX.proto.event_pb2").Event
 
@@ -181,7 +181,7 @@ def test_tensorboard_has_curves_and_tables(training: list[str], certification: l
 def test_other_trackers_are_refused(
     certification: list[str], capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:
-    """The message names those that there are; nothing has been written."""
+    """An unknown tracker is refused with the list of known ones; nothing has been written."""
     assert main([*certification, *argv]) == 2
     assert "expected mlflow, wandb or tensorboard." in capsys.readouterr().err
     assert not pathlib.Path("out").exists()
@@ -190,7 +190,7 @@ def test_other_trackers_are_refused(
 def test_a_client_that_is_not_there_is_missed_before_the_work(
     certification: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the extra."""
+    """A tracker whose client is missing is refused before the work, with the name of the extra."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert main([*certification, "--log_to=wandb"]) == 2
     assert "pip install 'calm-beam[wandb]'" in capsys.readouterr().err
@@ -200,7 +200,7 @@ def test_a_client_that_is_not_there_is_missed_before_the_work(
 def test_a_tracker_that_breaks_down_takes_nothing_along(
     certification: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The result stands, and one line says what was not logged."""
+    """If a tracker fails, the result is kept, and one line says what was not logged."""
 
     def refuse(name: str, params: Any) -> Any:
         raise ConnectionError("the server is away.")
@@ -213,11 +213,11 @@ def test_a_tracker_that_breaks_down_takes_nothing_along(
 
 
 def test_each_tracker_is_an_extra() -> None:
-    """By its own name, as messages say."""
+    """Each tracker has an extra of its own name, as messages say."""
     assert {*TRACKERS} <= read_setup()["extras_require"].keys()
 
 
 def test_clients_are_imported_where_they_are_asked_for() -> None:
-    """Not by the command line itself: they take seconds."""
+    """Clients are imported when used, not by the command line, since they take seconds."""
     code = "import sys, calm_beam.launch.cli; sys.exit(bool({'mlflow', 'wandb', 'tensorboardX'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0

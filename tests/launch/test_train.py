@@ -1,4 +1,4 @@
-"""`calm-beam train`: what it refuses, a short run, and one that is killed."""
+"""`calm-beam train`: bad usage, a short run, and a killed one."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ _SIZES = [
     *("--vocab_size=28", "--emb_dim=16", "--num_heads=2", "--head_dim=8", "--mlp_dim=16"),
     *("--num_encoder_layers=1", "--num_decoder_layers=2"),
 ]
-# Everything is cut to one length, so that there is one shape to compile.
+# All rows are cut to one length, so that one shape is compiled.
 _SHORT = ["--steps=3", "--batch_tokens=16", "--max_input_length=4", "--max_target_length=4"]
 
 
@@ -53,7 +53,7 @@ def _log(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _die_after(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException) -> None:
-    """Makes the next runs raise an error once the state of a step is written."""
+    """Makes the next runs raise an error after the state of a step is written."""
 
     def dying_train(*arguments: Any, on_save: Any, **options: Any) -> Any:
         def save(state: Any) -> None:
@@ -113,7 +113,7 @@ def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.
 def test_exits_are_given_norms_and_heads(
     architecture: str, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A new model has them from its start; a checkpoint that has none gets them, and one that has them keeps them."""
+    """A new model has exit norms and heads; a checkpoint without them gets them, and one with them keeps them."""
     sizes = (
         _SIZES
         if architecture == "t5"
@@ -169,7 +169,7 @@ def test_exits_are_given_norms_and_heads(
         (["--best_by_rows=0"], "argument --best_by_rows: expected a whole number of at least 1, got '0'"),
         (["--resume"], "--resume: there is no state of an interrupted run in"),
         (["--balance_classes"], "--balance_classes: not a flag of --stage=model. Leave it out."),
-        # As it is by default.
+        # The default.
         (["--classifier_logits=2"], "--classifier_logits: not a flag of --stage=model. Leave it out."),
         (["--stage=classifier"], "--checkpoint is missing: --stage=classifier needs the model to train it for."),
         (["--vocab_size=9000"], "--vocab_size=9000: vocabulary: 19 texts do not give one of vocab_size=9000"),
@@ -233,7 +233,7 @@ def test_bad_usage_is_explained(
 def test_bad_choices_of_the_best_are_explained(
     flags: list[str], message: str, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A metric that does not exist, or is measured once only, is refused."""
+    """A metric that does not exist, or that is measured only once, is refused."""
     assert _train(f"--data={data}", f"--validation_data={data}", f"--output={tmp_path / 'model'}", *flags) == 2
     assert message in capsys.readouterr().err
 
@@ -320,7 +320,7 @@ def test_a_failed_run_is_resumed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A run that fails keeps its states; --resume ends with the model and log of a run that never failed."""
+    """A failed run keeps its states; --resume ends with the model and log of a run that did not fail."""
     flags = [f"--data={data}", f"--validation_data={data}", "--save_every=1", "--validate_every=2", *_SIZES]
     assert _train(*flags, f"--output={tmp_path / 'whole'}") == 0
     with monkeypatch.context() as patch:
@@ -341,7 +341,7 @@ def test_a_failed_run_is_resumed(
     assert "an interrupted run of it left states in" in capsys.readouterr().err
     log = (folder / "training_log.jsonl").read_bytes()
     assert _train(*flags, f"--output={tmp_path / 'model'}", "--resume", "--seed=5") == 2
-    # Nothing is promised, and nothing touched, by what is refused.
+    # Refused calls announce and change nothing.
     assert capsys.readouterr().err.startswith("calm-beam train: the interrupted run was another one (seed: 0, now 5)")
     assert (folder / "training_log.jsonl").read_bytes() == log
     assert _train(*flags, f"--output={tmp_path / 'model'}", "--resume") == 0
@@ -358,7 +358,7 @@ def test_a_failed_run_is_resumed(
 def test_overwriting_drops_the_states_of_an_earlier_run(
     data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--overwrite starts again beside old states, which go; but not before everything else is found good."""
+    """--overwrite starts again and removes old states, but only after all flags are found valid."""
     flags = [f"--data={data}", "--save_every=1", f"--output={tmp_path / 'model'}", *_SIZES]
     with monkeypatch.context() as patch:
         _die_after(patch, 2, OSError("no space left"))
@@ -372,7 +372,7 @@ def test_overwriting_drops_the_states_of_an_earlier_run(
 def test_a_damaged_newest_state_is_passed_over(
     data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If the newest state cannot be read, the run goes on from the one before, and says so."""
+    """If the newest state cannot be read, the run continues from the one before, and says so."""
     flags = [f"--data={data}", "--save_every=1", f"--output={tmp_path / 'model'}", *_SIZES]
     with monkeypatch.context() as patch:
         _die_after(patch, 2, OSError("no space left"))
@@ -385,7 +385,7 @@ def test_a_damaged_newest_state_is_passed_over(
 def test_an_interrupt_says_how_to_go_on(
     data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C after a state was saved gives status 130 and names --resume; before, only what was there is left."""
+    """Ctrl-C after a saved state gives status 130 and names --resume; before that, no new files are left."""
     flags = [f"--data={data}", f"--output={tmp_path / 'model'}", *_SIZES]
     with monkeypatch.context() as patch:
         _die_after(patch, 2, KeyboardInterrupt())
@@ -438,7 +438,7 @@ def test_short_runs_compile_fewer_batch_shapes(steps: int | None, num_shapes: in
 
 
 def test_defaults_are_those_of_the_settings() -> None:
-    """What nobody gives is what the settings of a run have by themselves, of both stages."""
+    """Flags that are not given have the defaults of the settings classes of both stages."""
     request = TrainRequest(data="rows.jsonl", output="model")
     assert request.training_config() == TrainingConfig(steps=2000, save_every=500)
     both: dict[str, Any] = {

@@ -57,7 +57,7 @@ def test_a_classifier_is_added(
 
 
 def test_exits_keep_their_norms_and_heads(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """They are weights of the model as others are."""
+    """Exit norms and heads are kept, as other weights are."""
     model, output = _write_model(tmp_path / "model", exit_norms=True, exit_heads=True), tmp_path / "out"
     flags = [f"--checkpoint={model}", f"--data={data}", f"--validation_data={data}", f"--output={output}"]
     assert main(["train", *_SHORT, *flags]) == 0
@@ -68,7 +68,7 @@ def test_exits_keep_their_norms_and_heads(data: pathlib.Path, tmp_path: pathlib.
 def test_a_classifier_is_replaced_by_one_of_one_logit(
     data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that has a classifier gets the new one in its place, in the paper's form if asked; it says so."""
+    """A new classifier replaces an old one, in the paper's form with the flag, with a message."""
     model = _write_model(tmp_path / "model", exit_classifier=2)
     flags = [f"--checkpoint={model}", f"--data={data}", f"--validation_data={data}", f"--output={model}"]
     before = _backbone(model)
@@ -111,7 +111,7 @@ def test_bad_usage_is_explained(
 def test_validation_data_are_needed(
     data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A classifier that cannot be measured is not trained."""
+    """Training a classifier without validation data is refused."""
     model = _write_model(tmp_path / "model")
     assert main(["train", *_SHORT, f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'out'}"]) == 2
     assert "--validation_data is missing: --stage=classifier needs rows to measure it on." in capsys.readouterr().err

@@ -36,7 +36,7 @@ def data(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def _chat_model(folder: pathlib.Path) -> tuple[LlamaConfig, pathlib.Path]:
-    """Writes a model with a chat template, whose outputs end with ids 3 and 7; its tokenizer says 7."""
+    """Writes a model with a chat template, whose outputs end with ids 3 and 7; its tokenizer names 7."""
     config = build_llama_config(vocab_size=40, max_positions=64, end_ids=(3, 7))
     folder.mkdir()
     tokenizer = write_word_tokenizer(folder / "tokenizer.json", 40, ends=config.end_ids)
@@ -49,7 +49,7 @@ def _chat_model(folder: pathlib.Path) -> tuple[LlamaConfig, pathlib.Path]:
 def test_a_new_model_is_written_with_its_tokenizer(
     data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Loaded, it has the sizes that were asked for, a token for each of its ids, and ends as its tokenizer says."""
+    """A new model has the requested sizes, a token for each id, and the tokenizer's end-of-sequence id."""
     flags = [f"--data={data}", f"--validation_data={data}", f"--output={tmp_path / 'model'}", *_SIZES, *_SHORT]
     assert main(["train", *flags, "--validate_every=4", "--best_by=token_f1", "--best_by_rows=3"]) == 0
     said = capsys.readouterr().err
@@ -68,7 +68,7 @@ def test_a_new_model_is_written_with_its_tokenizer(
 def test_prompts_are_learned_as_decoding_sees_them(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the chat that a template makes; outputs end with the tokenizer's own of several ids, and that is said."""
+    """Prompts are put in the chat template; targets end with the tokenizer's own of several ids, as a message says."""
     _, model = _chat_model(tmp_path / "chat")
     data = write_rows(tmp_path / "rows.jsonl", [{"input": "w5 w0", "references": ["w0 w6", "w8"]}])
     seen: list[dict[str, Any]] = []
@@ -93,7 +93,7 @@ def test_prompts_are_learned_as_decoding_sees_them(
 def test_more_than_the_positions_of_a_model_is_refused(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before a step is done."""
+    """Lengths beyond the model's positions are refused before the first step."""
     _, model = _chat_model(tmp_path / "chat")
     data = write_rows(tmp_path / "rows.jsonl", [{"input": "w5 " * 60, "references": ["w0 w6 w8 w9"]}])
     flags = [f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'tuned'}", "--steps=1"]
@@ -103,7 +103,7 @@ def test_more_than_the_positions_of_a_model_is_refused(
 
 
 def test_a_failed_run_is_resumed(data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends with the weights and the tokenizer of one that did not fail."""
+    """A failed run is resumed to the weights and the tokenizer of one that did not fail."""
     flags = [f"--data={data}", *_SIZES, *_SHORT, "--save_every=2"]
     assert main(["train", *flags, f"--output={tmp_path / 'whole'}"]) == 0
     with monkeypatch.context() as patched:
@@ -115,7 +115,7 @@ def test_a_failed_run_is_resumed(data: pathlib.Path, tmp_path: pathlib.Path, mon
 
 
 def _failing_train(*arguments: Any, on_save: Any, **options: Any) -> Any:
-    """Trains up to the first state."""
+    """Trains until the first state is saved, then fails."""
 
     def save(state: Any) -> None:
         on_save(state)
@@ -126,7 +126,7 @@ def _failing_train(*arguments: Any, on_save: Any, **options: Any) -> Any:
 
 @pytest.mark.slow
 def test_a_model_is_trained_calibrated_and_served(tmp_path: pathlib.Path) -> None:
-    """From texts alone: its classifier, suitability, a manifest, and answers that are the full model's, mostly."""
+    """From texts to a classifier, suitability, a manifest, and answers that are mostly the full model's."""
     words = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
     generator = np.random.default_rng(0)
     chosen: list[list[str]] = [generator.choice(words, size=3, replace=False).tolist() for _ in range(400)]

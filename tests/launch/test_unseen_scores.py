@@ -1,4 +1,4 @@
-"""Scores that see nothing, in every command that scores: told, counted, and too many end the run."""
+"""Scores that see no text are reported and counted by every command, and too many end the run."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ from calm_beam.launch.runners import PipelineError
 from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, write_vocabulary
 
 _ROWS = 40
-# To a tokeniser of a-z, a number.
+# A tokeniser of a-z sees only a number.
 _RUSSIAN = "в 2024 году лето было жарким"
 _ENGLISH = "the cat the owl"
 _FEW = "its tokeniser drops more than half of the letters and digits of a text"
@@ -55,7 +55,7 @@ def _manifest(output: pathlib.Path) -> dict[str, Any]:
 
 
 def test_the_default_metric_reads_every_script(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Where no metric is named, command line and Python take `rouge_l_unicode`, which sees all these texts."""
+    """The default metric is `rouge_l_unicode`, which sees all these texts, on the command line and in Python."""
     named = _manifest(folder / "5")
     assert {entry["metric"] for entry in named["calibrations"]} == {"rouge_l_unicode"}
     assert "unseen" not in named["data"]
@@ -76,7 +76,7 @@ def test_the_default_metric_reads_every_script(folder: pathlib.Path, tmp_path: p
 def test_a_tenth_is_counted_and_shown(
     folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Four of forty stand in the manifest, on the terminal, in the report, and in what `inspect` says."""
+    """Four of forty are counted in the manifest, on the terminal, in the report, and by `inspect`."""
     monkeypatch.setenv("COLUMNS", "400")
     out = tmp_path / "out"
     words = "rouge_l drops more than half of the letters of a text in 4 examples."
@@ -100,7 +100,7 @@ def test_a_tenth_is_counted_and_shown(
 def test_more_than_a_tenth_end_the_run(
     command: str, flags: Sequence[str], folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Five of forty end it with status 1, the metrics that see the texts are named, and nothing is written."""
+    """Five of forty end the run with status 1 and the metrics that see the texts; nothing is written."""
     goal = ["--metric=rouge_l", "--consistency=risk", "--delta=0.9", "--epsilon=0.5"]
     assert main([command, f"--generations={folder / '5'}", f"--output={tmp_path / 'out'}", *goal, *flags]) == 1
     printed = capsys.readouterr().err
@@ -112,7 +112,7 @@ def test_more_than_a_tenth_end_the_run(
 def test_a_sequential_run_ends(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rounds are counted together, also by a run that goes on with them, and no manifest is written."""
+    """Rounds of a sequential run are counted together, also when resumed, and no manifest is written."""
     out = tmp_path / "out"
     rounds = ["--metric=rouge_l", "--delta=0.01", "--sequential", "--round_examples=20"]
     for again in ([], ["--resume"]):
@@ -125,7 +125,7 @@ def test_a_sequential_run_ends(
 def test_variants_are_counted_once(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two ways to decode forty examples do not make eighty of them."""
+    """Two variants of forty examples are forty examples."""
     both = ["--metric=rouge_l", "--min_exit_layer=1,2"]
     assert _run(folder, "calibrate", 5, tmp_path / "five", *both) == 1
     assert f"in 5 of 40 examples {_FEW}" in capsys.readouterr().err
@@ -142,7 +142,7 @@ def test_examples_that_confirm_are_looked_at_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of those that confirm, as of those that choose: a tenth is counted, and more than that confirms nothing."""
+    """In the holdout, as in the selection, a tenth is counted, and more confirms nothing."""
     monkeypatch.setenv("COLUMNS", "400")
     confirming = [index for index in range(_ROWS) if _confirms(index)]
     assert 10 <= len(confirming) < 20
@@ -169,7 +169,7 @@ def test_fresh_examples_are_looked_at_too(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`verify` counts a tenth and tells; more than that neither break a promise nor prove it again."""
+    """`verify` counts a tenth and says so; with more it neither breaks a promise nor proves it again."""
     monkeypatch.setenv("COLUMNS", "400")
     out = tmp_path / "out"
     assert main(["calibrate", f"--generations={folder / '4'}", f"--output={out}", *_GOAL, "--metric=rouge_l"]) == 0
@@ -188,7 +188,7 @@ def test_fresh_examples_are_looked_at_too(
 
 
 def test_python_ends_as_the_command_does(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """`calm.calibrate` raises, and writes no manifest."""
+    """`calm.calibrate` raises the command's error, and writes no manifest."""
     with pytest.raises(PipelineError, match=f"in 5 of 40 examples {_FEW}"):
         calm.calibrate(
             model=folder / "model",

@@ -1,4 +1,4 @@
-"""Code of the user that would end the process: the run fails, names it, and leaves nothing."""
+"""User code that would end the process fails the run, which names it and leaves nothing."""
 
 import pathlib
 import sys
@@ -56,7 +56,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
 def test_a_run_cannot_end_as_if_it_had_succeeded(
     flags: list[str], status: int, message: str, folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A metric or another module that calls `sys.exit(0)` is a failure in words, and there is no result."""
+    """A metric or another module that calls `sys.exit(0)` is a clear failure, and no result is written."""
     paths = [f"--checkpoint={folder / 'model'}", f"--data={folder / 'rows.jsonl'}", f"--output={folder / 'out'}"]
     assert main(["calibrate", *paths, *SHORT_FLAGS, "--num_shards=1", "--metric=token_f1", *flags]) == status
     assert message in capsys.readouterr().err
@@ -64,7 +64,7 @@ def test_a_run_cannot_end_as_if_it_had_succeeded(
 
 
 def test_a_module_of_seqio_cannot_either(folder: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A module that `--seqio_module` names is held to the same."""
+    """A module that `--seqio_module` names cannot end the process either."""
     pytest.importorskip("seqio")
     flags = ["--seqio_task=any", "--seqio_module=calm_beam_ends", f"--output={folder / 'out'}"]
     assert main(["calibrate", f"--checkpoint={folder / 'model'}", *flags]) == 2

@@ -1,4 +1,4 @@
-"""Lists of what tells variants apart, from flags to files, and what is made of a manifest of variants."""
+"""Lists of settings that make variants, from flags to files, and the commands on a manifest of variants."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_
 _ROWS = 60
 _ASKED = ("--metric=token_f1", "--delta=0.45,0.6", "--epsilon=0.2", "--schedule=decay")
 _EACH = ("--tau=0,6", "--min_exit_layer=1,2")
-# Of so few variants none chooses unless it is asked for.
+# With so few variants, no part of the data selects unless a flag asks for it.
 _LISTS = (*_EACH, "--selection_share=0.3")
 _VARIANTS = tuple(Variant(tau=tau, min_exit_layer=layer) for tau in (0.0, 6.0) for layer in (1, 2))
 
@@ -85,7 +85,7 @@ def _losses(items: Sequence[Generation]) -> np.ndarray:
 
 
 def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.Path) -> None:
-    """Every variant is a sweep of its own; path and choice are those of single losses and layers."""
+    """Every variant has its own sweep; path and choice equal those computed from single losses and layers."""
     stored, manifest = _stored(calibrated), _manifest(calibrated)
     assert set(stored) == set(_VARIANTS)
     assert manifest.plan is not None
@@ -107,7 +107,7 @@ def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.
             grid[place] for place in expected.path if expected.test.tested[place]
         ]
         assert (entry.variant, entry.threshold) == ((None, None) if expected.chosen is None else grid[expected.chosen])
-    # Otherwise the tests below would say little.
+    # Otherwise the tests below would prove little.
     assert {entry.variant for entry in manifest.calibrations}.isdisjoint({None, _VARIANTS[0]})
 
 
@@ -119,7 +119,7 @@ def _counts(items: Sequence[Generation], *, layers: bool) -> np.ndarray:
 def test_what_is_told(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The plan stands before everything else; variants are named as they are decoded, and with what was chosen."""
+    """The plan is printed first; variants are named while they are decoded, and in the choices."""
     assert _calibrate(model, data, tmp_path / "out", *_LISTS, "--selection_share=40%", "--joint", "--verbose") == 0
     printed = capsys.readouterr()
     manifest = _manifest(tmp_path / "out")
@@ -145,7 +145,7 @@ def test_what_is_told(
 def test_each_variant_is_tested_by_itself(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of few variants all examples test each at an equal share of epsilon, by bets; the cheapest proved is taken."""
+    """With few variants all examples test each at an equal share of epsilon, by bets; the cheapest proved is taken."""
     output = tmp_path / "out"
     assert _calibrate(model, data, output, *_EACH) == 0
     printed, manifest, stored = capsys.readouterr(), _manifest(output), _stored(output)
@@ -180,7 +180,7 @@ def test_each_variant_is_tested_by_itself(
 def test_what_an_earlier_version_finished_is_finished(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A part of the examples chose then, and sums were tested: without these named, nothing else is asked for."""
+    """An earlier version's plan, where a part selected and sums were tested, is finished if the flags do not differ."""
     output = tmp_path / "out"
     assert _calibrate(model, data, output, *_LISTS, "--p_value=hoeffding_bentkus") == 0
     assert _calibrate(model, data, output, *_EACH, "--resume") == 0
@@ -188,7 +188,7 @@ def test_what_an_earlier_version_finished_is_finished(
 
 
 def test_table_and_report(calibrated: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The table has every variant and threshold; the page shows what was chosen, and how far the path was proved."""
+    """The table has every variant and threshold; the page shows the choice, and how far the path was proved."""
     manifest = _manifest(calibrated)
     with (calibrated / "risk_table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -214,7 +214,7 @@ def test_a_killed_run_goes_on(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Killed within the second variant, with one done and two not begun, it comes to the same manifest."""
+    """Killed within the second variant, with one done and two not begun, a run resumes to the same manifest."""
     output = tmp_path / "out"
     shutil.copytree(calibrated, output)
     for path in output.glob("*.*"):
@@ -247,7 +247,7 @@ def test_a_failed_sweep_is_gone_on_with(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A run that fails once its variants are decoded says how to go on, and shows no result."""
+    """A run that fails after decoding its variants says how to resume, and shows no result."""
     done: list[beam.Pipeline] = []
 
     def failing(pipeline: beam.Pipeline) -> object:
@@ -266,7 +266,7 @@ def test_a_failed_sweep_is_gone_on_with(
 
 
 def test_clusters_choose_or_test_as_a_whole(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Every page is in one part, with all its prompts."""
+    """Every cluster is in one part, with all its prompts."""
     assert _calibrate(model, data, tmp_path / "out", *_LISTS, "--cluster_key=page") == 0
     manifest, pages = _manifest(tmp_path / "out"), [f"page {index}" for index in range(_ROWS // 3)]
     assert manifest.plan is not None
@@ -282,7 +282,7 @@ def test_clusters_choose_or_test_as_a_whole(model: pathlib.Path, data: pathlib.P
 
 
 def test_a_single_value_is_as_before(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """One of each is one sweep, tested down its grid on all examples, and nothing says anything of variants."""
+    """One value of each is one sweep, tested down its grid on all examples, without a mention of variants."""
     assert _calibrate(model, data, tmp_path / "out", "--tau=6", "--min_exit_layer=2") == 0
     text = (tmp_path / "out" / "manifest.json").read_text()
     assert not any(word in text for word in ('"variant"', "pareto", "choosing"))
@@ -297,7 +297,7 @@ def _entries(output: pathlib.Path) -> tuple[Calibration, ...]:
 
 
 def test_each_entry_is_served_by_its_own_variant(calibrated: pathlib.Path, model: pathlib.Path) -> None:
-    """Tokens and exit layers are those that its variant's sweep stored at its threshold."""
+    """Tokens and exit layers are those that the entry's variant stored at its threshold."""
     stored = _stored(calibrated)
     for entry in _entries(calibrated):
         assert entry.variant is not None
@@ -315,7 +315,7 @@ def test_each_entry_is_served_by_its_own_variant(calibrated: pathlib.Path, model
 def test_generate_and_monitor_name_the_variant(
     calibrated: pathlib.Path, model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever serves or watches reads which way of decoding it is about."""
+    """`generate` and `monitor` name the variant that they serve or watch."""
     (entry, _) = _entries(calibrated)
     assert entry.variant is not None
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"input_ids": [5, 9, 1]}])
@@ -337,7 +337,7 @@ def test_verify_decodes_each_entry_by_its_variant(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """On prompts that are known already, fresh risks are those of the variants' own generations."""
+    """On the calibration's own prompts, verify finds the risks of the variants' generations."""
     rows = [json.loads(line) for line in data.read_text().splitlines()][:40]
     fresh = write_rows(tmp_path / "fresh.jsonl", rows)
     flags = ["verify", f"--manifest={calibrated}", f"--checkpoint={model}", f"--data={fresh}", "--batch_size=4"]
@@ -401,7 +401,7 @@ def test_what_does_not_go_together_is_refused_before_work(
     flags: tuple[str, ...],
     message: str,
 ) -> None:
-    """Flags are named with what to do; nothing is written."""
+    """Flags that do not go together are named with what to do before work; nothing is written."""
     assert _calibrate(model, data, tmp_path / "out", *flags) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -410,7 +410,7 @@ def test_what_does_not_go_together_is_refused_before_work(
 def test_stored_generations_are_of_one_variant(
     calibrated: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They decide how they were decoded; one of several folders can be calibrated alone."""
+    """Of stored generations, only a single variant's folder can be recalibrated, since decoding settings are fixed."""
     asked = ["calibrate", "--metric=token_f1", "--delta=0.6", f"--output={tmp_path / 'out'}"]
     assert main([*asked, f"--generations={calibrated}", "--tau=0,6"]) == 2
     assert "--tau decides what is decoded" in capsys.readouterr().err
@@ -424,7 +424,7 @@ def test_stored_generations_are_of_one_variant(
 def test_examples_that_fail_count_against_their_variant(
     data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A prompt that cannot be decoded counts with loss 1 everywhere, is listed once, and is not left out."""
+    """A prompt that cannot be decoded counts with loss 1 for every variant, and is listed once."""
     broken = write_model(tmp_path / "broken", is_broken=True)
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     rows[7]["input_ids"] = [63, 1]
@@ -442,7 +442,7 @@ def test_examples_that_fail_count_against_their_variant(
 def test_a_metric_that_tells_nothing_ends_the_run(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of several variants as of one: its losses would prove every one of them safe."""
+    """A constant metric ends a run of several variants, as of one: its losses would prove each of them safe."""
     name = "tests.launch.test_variants:constant_score"
     assert _calibrate(model, data, tmp_path / "out", *_LISTS, f"--metric={name}") == 1
     assert "says nothing here" in capsys.readouterr().err
@@ -450,7 +450,7 @@ def test_a_metric_that_tells_nothing_ends_the_run(
 
 
 def constant_score(candidate: str, references: Sequence[str]) -> float:
-    """Returns the same for all texts."""
+    """Returns the same score for all texts."""
     return 0.5
 
 
@@ -478,7 +478,7 @@ def test_objectives_share_the_sweeps(model: pathlib.Path, data: pathlib.Path, tm
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_everybody_can_use_the_report(calibrated: pathlib.Path) -> None:
-    """Axe finds nothing on it, and its tables sort."""
+    """Axe finds no accessibility problem in the report, and its tables sort."""
     with started_browser() as browser:
         assert violations(browser, calibrated / "report.html") == []
         with opened(browser, calibrated / "report.html") as seen:

@@ -58,14 +58,14 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> _Place:
 
 @pytest.fixture
 def place(calibrated: _Place, tmp_path: pathlib.Path) -> _Place:
-    """The same with a calibration of its own, to be changed."""
+    """A place with a calibration of its own, which tests may change."""
     own = tmp_path / "calibration"
     shutil.copytree(calibrated.calibration, own)
     return dataclasses.replace(calibrated, calibration=own)
 
 
 def _change(place: _Place, **changes: Any) -> None:
-    """Writes the manifest anew with other values, sealed, as if it had been made so."""
+    """Writes the manifest again with other values, sealed."""
     path = place.calibration / "manifest.json"
     write_manifest(dataclasses.replace(read_manifest(path), **changes), path, overwrite=True)
 
@@ -75,7 +75,7 @@ def _manifest(place: _Place) -> Manifest:
 
 
 def test_kept_promises(calibrated: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """Promises that fresh data bear out are proved again, with status 0; the model is found where it was."""
+    """Fresh data prove the promises again, with status 0; the model is found where it was."""
     assert main(calibrated.flags) == 0
     printed = capsys.readouterr()
     assert "proved again" in printed.out
@@ -86,7 +86,7 @@ def test_kept_promises(calibrated: _Place, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_broken_promise(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """A promise of much less than the loss that there is has status 3; others stay what they are."""
+    """A promise of much less than the true loss gives status 3; other verdicts do not change."""
     entries = list(_manifest(place).calibrations)
     place_of_textual = next(i for i, e in enumerate(entries) if e.consistency == "textual" and e.threshold is not None)
     entries[place_of_textual] = dataclasses.replace(entries[place_of_textual], delta=0.01)
@@ -100,7 +100,7 @@ def test_a_broken_promise(place: _Place, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_runs_at_any_time(place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Runs on new rows count together, of one metric too; rows with ids that were counted end the run undecoded."""
+    """Runs on new rows accumulate, also of one metric only; rows with counted ids end the run before decoding."""
     parts = []
     for number in (1, 2):
         rows = [{**row, "id": f"{number}-{row['id']}"} for row in id_rows(20, seed=number)]
@@ -121,7 +121,7 @@ def test_runs_at_any_time(place: _Place, tmp_path: pathlib.Path, capsys: pytest.
 def test_rows_without_ids_that_come_again_are_told(
     place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Equal prompts may be two draws: some are a caution, and the same rows as a whole are refused."""
+    """Equal prompts without ids, which may be separate draws, give a caution; a whole repeated set is refused."""
     rows = [{key: value for key, value in row.items() if key != "id"} for row in id_rows(30, seed=3)]
     first = write_rows(tmp_path / "first.jsonl", rows[:20])
     second = write_rows(tmp_path / "second.jsonl", rows[15:])
@@ -136,7 +136,7 @@ def test_rows_without_ids_that_come_again_are_told(
 
 
 def test_fresh_losses_are_those_of_a_calibration(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """The risks and p-values that verify finds on fresh data are those a calibration on them finds."""
+    """Verify's risks and p-values on fresh data are those of a calibration on them."""
     asked = ("--consistency=textual,risk", "--delta=0.7,0.8", "--tail=0.3")
     assert _calibrate(place, *asked, "--overwrite") == 0
     assert main(place.flags) == 0
@@ -165,7 +165,7 @@ def test_the_calibration_set_is_refused(calibrated: _Place, capsys: pytest.Captu
 
 
 def test_repeated_rows_without_ids_are_recognized(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The calibration set is recognized also where equal rows got numbers of their own."""
+    """The calibration set is recognised although equal rows got numbers of their own."""
     model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "trained.model"))
     place = _Place(
         model=model,
@@ -179,7 +179,7 @@ def test_repeated_rows_without_ids_are_recognized(tmp_path: pathlib.Path, capsys
 
 
 def test_shared_prompts_are_counted(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prompts of the calibration set among the fresh ones are counted, or it is said that they cannot be."""
+    """Fresh prompts that are in the calibration set are counted, or a message says that they cannot be."""
     mixed = write_rows(place.calibration / "mixed.jsonl", [*id_rows(5), *id_rows(40, seed=1)[5:]])
     assert main([*place.flags, f"--data={mixed}"]) in (0, 3)
     assert "warning: 5 of 40 prompts are in the calibration set too." in capsys.readouterr().err
@@ -191,7 +191,7 @@ def test_shared_prompts_are_counted(place: _Place, capsys: pytest.CaptureFixture
 def test_clusters_and_failures_are_those_of_the_plan(
     calibrated: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fresh examples are clustered by the plan's key, and fail as it says."""
+    """Fresh examples are clustered by the plan's key, and their failures handled by the plan's rule."""
     rows = [{**row, "paragraph": index // 2} for index, row in enumerate(id_rows(40))]
     fresh = [{**row, "paragraph": index // 3} for index, row in enumerate(id_rows(30, seed=2))]
     place = dataclasses.replace(
@@ -209,7 +209,7 @@ def test_clusters_and_failures_are_those_of_the_plan(
 
 
 def test_never_exit_cannot_be_broken(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no threshold was found safe there is nothing to decode."""
+    """Without a safe threshold there is nothing to decode, and no promise is broken."""
     manifest = _manifest(place)
     never = dataclasses.replace(
         manifest.calibrations[0],
@@ -226,7 +226,7 @@ def test_never_exit_cannot_be_broken(place: _Place, capsys: pytest.CaptureFixtur
 
 
 def test_another_model_is_refused(place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The thresholds of one model say nothing of another."""
+    """A model other than the calibrated one is refused."""
     other = write_model(tmp_path / "other", seed=1)
     assert main([*place.flags, f"--checkpoint={other}"]) == 2
     assert "Thresholds hold for no other model" in capsys.readouterr().err
@@ -280,7 +280,7 @@ def test_code_that_the_caller_names_is_run(
 def test_a_metric_that_was_changed_tests_nothing(
     place: _Place, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Losses by another function than was calibrated are not those that were promised."""
+    """A metric whose source has changed since calibration is refused."""
     _with_own_metric(place, tmp_path, monkeypatch)
     named = [*place.flags, "--metric=calm_beam_foreign:score"]
     digest = hashlib.sha256((tmp_path / "calm_beam_foreign.py").read_bytes()).hexdigest()
@@ -293,7 +293,7 @@ def test_a_metric_that_was_changed_tests_nothing(
 
 
 def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another precision, an unknown p-value or another vocabulary would not test what was promised."""
+    """Another precision, p-value or vocabulary than the calibration's is refused."""
     manifest = _manifest(place)
     _change(place, decode=dataclasses.replace(manifest.decode, dtype="float64"))
     assert main(place.flags) == 2

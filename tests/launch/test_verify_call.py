@@ -78,7 +78,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with calibrations, certifications, and what tests them."""
+    """A folder with calibrations, certifications, and fresh data for them."""
     folder = tmp_path_factory.mktemp("verify")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -144,7 +144,7 @@ def _here(place: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Returns arguments of Python as the command line has them."""
+    """Returns Python's arguments as command-line flags."""
     return [f"--{name}" if value is True else f"--{name}={_written(value)}" for name, value in arguments.items()]
 
 
@@ -165,11 +165,11 @@ def _told(done: Verified) -> int:
 
 
 def test_python_takes_every_option_of_the_command() -> None:
-    """The flags and the arguments are the same names with the same defaults, but for Beam's own."""
+    """Python's arguments and the command's flags have the same names and defaults, except Beam's own."""
     arguments = inspect.signature(calm.verify).parameters
     (parser,) = flag_parsers("verify")
     flags = vars(parser.parse_args(["--manifest=m"]))
-    # What files hold, and what becomes of the result, is the command line's alone.
+    # Only the command line has options about file contents and about the result's form.
     for name in ("config", "json"):
         del flags[name]
     assert arguments.keys() - {"options"} == flags.keys() == {name for name, _ in options_of(VerifyRequest)}
@@ -181,7 +181,7 @@ def test_python_takes_every_option_of_the_command() -> None:
 
 
 def test_every_option_is_in_a_kind() -> None:
-    """What the runs below compare leaves out only what names devices, and files that are not here."""
+    """The kinds compared below use every option except devices, and files that are not available here."""
     tried = {name for kind in _KINDS.values() for name in kind}
     assert {name for name, _ in options_of(VerifyRequest)} - tried == {
         *("accelerator", "activation", "bleurt_checkpoint", "model_parallelism", "relative_max_distance"),
@@ -191,7 +191,7 @@ def test_every_option_is_in_a_kind() -> None:
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_the_function_is_the_command(kind: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of every kind of test, both find the same out, to the last digit that is told, and leave the same state."""
+    """For every kind of test, both find the same to the last printed digit, and leave the same state."""
     asked = _KINDS[kind]
     states = []
     if asked.get("anytime"):
@@ -212,7 +212,7 @@ def test_the_function_is_the_command(kind: str, tmp_path: pathlib.Path, capsys: 
 
 
 def test_a_calibration_that_says_never_exit(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is decoded, which Python says by no verdicts, and the command in words."""
+    """With "never exit" nothing is decoded: Python returns no verdicts, and the command prints why."""
     shutil.copytree("plain/generations", tmp_path / "stored" / "generations")
     calm.calibrate(
         generations=str(tmp_path / "stored"), metric="token_f1", delta=0.001, epsilon=0.001, output=tmp_path / "never"
@@ -227,7 +227,7 @@ def test_a_calibration_that_says_never_exit(tmp_path: pathlib.Path, capsys: pyte
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_a_file_is_the_same_request(kind: str, tmp_path: pathlib.Path) -> None:
-    """YAML, JSON, flags and arguments of Python come to equal requests, which can be hashed."""
+    """YAML, JSON, flags and Python's arguments give equal, hashable requests."""
     asked = _KINDS[kind]
     content = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
     for name, text in (("run.yaml", yaml.safe_dump(content)), ("run.json", json.dumps(content))):
@@ -240,7 +240,7 @@ def test_a_file_is_the_same_request(kind: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_file_names_fresh_losses(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file decides of which kind the test is, as flags do; what it has wrong is named by its key."""
+    """A config file decides the kind of test, as flags do; its errors name the key."""
     config = tmp_path / "run.yaml"
     config.write_text("manifest: certified\nlosses: [broken.csv]\n")
     assert main(["verify", f"--config={config}"]) == 3
@@ -271,7 +271,7 @@ def test_a_file_names_fresh_losses(tmp_path: pathlib.Path, capsys: pytest.Captur
 def test_both_refuse_the_same(
     given: dict[str, Any], flag: str, argument: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command names the flag, and Python the argument, in the same sentence."""
+    """Both refuse the same values in the same sentence, naming the flag or the argument."""
     asked = {"manifest": "plain", **given}
     assert main(["verify", *_flags(asked)]) == 2
     printed = capsys.readouterr()
@@ -283,7 +283,7 @@ def test_both_refuse_the_same(
 
 
 def test_a_certification_needs_losses() -> None:
-    """A manifest of kind settings with data for a model is a failure that says what tests it."""
+    """A manifest of settings with data for a model is refused with what verifies it."""
     with pytest.raises(calm.CalmBeamError, match="verify with losses tests it"):
         calm.verify(manifest="certified", data="fresh-0.jsonl")
     with pytest.raises(calm.CalmBeamError, match="options are of pipelines that decode"):
@@ -291,6 +291,6 @@ def test_a_certification_needs_losses() -> None:
 
 
 def test_a_misspelt_argument() -> None:
-    """It is named, and so is the nearest that there is."""
+    """A misspelt argument is named with the nearest valid one."""
     with pytest.raises(TypeError, match=r"^verify\(\) has no argument 'losess'\. Did you mean losses\?$"):
         calm.verify(losess="x", manifest="m")  # type: ignore[call-arg]

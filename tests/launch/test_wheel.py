@@ -1,4 +1,4 @@
-"""The packages that are built: all three floors, their data, and nothing else; and the part of them that serves."""
+"""The built packages hold all three floors, their data, and nothing else; calm-beam-serving holds a part of them."""
 
 import email
 import os
@@ -58,7 +58,7 @@ pytestmark = pytest.mark.timeout(600)
 def built(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A folder with an sdist, and with the wheel that was built from it."""
     folder = tmp_path_factory.mktemp("built")
-    # Of a copy: a build leaves files beside its sources, which the next would take for sources.
+    # Build a copy, since a build leaves files next to its sources, which the next would take for sources.
     sources = folder / "sources"
     sources.mkdir()
     for name in ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"):
@@ -70,7 +70,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def _build(sources: pathlib.Path, folder: pathlib.Path, *flags: str, **variables: str) -> None:
-    # Without those of an enclosing run, such as a PYTHONPATH that shows another calm_beam.
+    # Remove variables of an enclosing run, such as a PYTHONPATH with another calm_beam.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
     command = [sys.executable, "-m", "build", "--no-isolation", *flags, "--outdir", str(folder), str(sources)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
@@ -86,14 +86,14 @@ def wheel(built: pathlib.Path) -> zipfile.ZipFile:
 
 @pytest.fixture(scope="module")
 def serving_wheel(built: pathlib.Path) -> zipfile.ZipFile:
-    """The wheel of calm-beam-serving, built of sources beside which the other build left its files."""
+    """The wheel of calm-beam-serving, built from sources in which the other build left its files."""
     _build(built / "sources", built, "--wheel", CALM_BEAM_DISTRIBUTION="calm-beam-serving")
     (path,) = built.glob("calm_beam_serving-*.whl")
     return zipfile.ZipFile(path)
 
 
 def _modules() -> set[str]:
-    """Returns every module of the sources by its path in the package; those that the symlinks show only once."""
+    """Returns every module of the sources by its path in the package, without those that only symlinks show."""
     found = set()
     for floor, place in _FLOORS.items():
         for folder, folders, names in os.walk(_ROOT / floor):
@@ -105,7 +105,7 @@ def _modules() -> set[str]:
 
 
 def test_the_wheel_holds_every_module_once(wheel: zipfile.ZipFile) -> None:
-    """The wheel has every module of the three floors, the data, and beside its own records nothing else."""
+    """The wheel has every module of the three floors once, the data, and its own records."""
     names = [name for name in wheel.namelist() if not name.startswith(f"calm_beam-{__version__}.dist-info/")]
     assert len(names) == len(set(names))
     assert {"calm_beam/launch/cli.py", "calm_beam/transforms/decode.py"} <= _modules()
@@ -113,13 +113,13 @@ def test_the_wheel_holds_every_module_once(wheel: zipfile.ZipFile) -> None:
 
 
 def test_data_are_whole(wheel: zipfile.ZipFile) -> None:
-    """Data files arrive as they are in the sources."""
+    """Data files are equal to those of the sources."""
     for name in _DATA:
         assert wheel.read(name) == (_ROOT / name).read_bytes()
 
 
 def test_what_the_wheel_says_of_itself(wheel: zipfile.ZipFile) -> None:
-    """The wheel has the version of the sources, the extras, and the command."""
+    """The wheel's metadata have the version of the sources, the extras, and the command."""
     records = f"calm_beam-{__version__}.dist-info"
     metadata = email.message_from_bytes(wheel.read(f"{records}/METADATA"))
     assert (metadata["Name"], metadata["Version"]) == ("calm-beam", __version__)
@@ -140,14 +140,14 @@ def test_the_sdist_holds_the_floors(built: pathlib.Path) -> None:
 
 
 def test_one_wheel_is_for_every_python(built: pathlib.Path, serving_wheel: zipfile.ZipFile) -> None:
-    """Of both; for this machine alone, if native code is in it."""
+    """Both wheels are for every Python, and for this machine only if they hold native code."""
     platform = sysconfig.get_platform().replace("-", "_") if _NATIVE else "any"
     names = {path.name for path in built.glob("*.whl")}
     assert names == {f"{name}-{__version__}-py3-none-{platform}.whl" for name in ("calm_beam", "calm_beam_serving")}
 
 
 def test_without_a_compiler_a_wheel_is_for_every_machine(built: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """It holds all but native code, and XLA decodes: what a worker without a compiler makes of an sdist."""
+    """A wheel built without a compiler has all but native code, and decodes by XLA, as workers that build an sdist."""
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -168,12 +168,12 @@ def test_without_a_compiler_a_wheel_is_for_every_machine(built: pathlib.Path, tm
 
 @pytest.mark.slow
 def test_the_wheel_calibrates_from_anywhere(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
-    """Far from the sources, the wheel's calm_beam calibrates to the same table and manifest as that of the sources."""
+    """Outside the sources, the wheel's calm_beam calibrates to the same table and manifest as the sources."""
     model = write_model(tmp_path / "model")
     data = write_rows(tmp_path / "rows.jsonl", id_rows(12))
     (tmp_path / "elsewhere").mkdir()
     wheel.extractall(tmp_path / "installed")
-    # Without the finder of an editable installation, which would find in the sources what the wheel does not hold.
+    # Hide the finder of an editable installation, which would find in the sources what the wheel lacks.
     code = """import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
 import calm_beam.launch.cli as cli; print(cli.__file__); sys.exit(cli.main())"""
@@ -198,12 +198,12 @@ import calm_beam.launch.cli as cli; print(cli.__file__); sys.exit(cli.main())"""
 
 
 _SERVING_RECORDS = f"calm_beam_serving-{__version__}.dist-info"
-# Of each of these, something else than calm-beam-serving has to bring it along, or nothing does.
+# Each of these must be required by another package than calm-beam-serving, or by none.
 _NOT_REQUIRED = ("apache-beam", "pyarrow", "optax", "rouge-score", "google-cloud-storage", "fastapi")
 
 
 def test_the_serving_wheel_is_a_part_of_the_whole(wheel: zipfile.ZipFile, serving_wheel: zipfile.ZipFile) -> None:
-    """It holds the same files as the whole, only fewer: none that calibrates or trains, all that serves."""
+    """The serving wheel's files are the full wheel's: all that serve, none that calibrate or train."""
     names = {name for name in serving_wheel.namelist() if not name.startswith(_SERVING_RECORDS)}
     assert {name: serving_wheel.read(name) for name in names} == {name: wheel.read(name) for name in names}
     folders = {name.split("/")[1] for name in names if name.count("/") > 1}
@@ -217,7 +217,7 @@ def test_the_serving_wheel_is_a_part_of_the_whole(wheel: zipfile.ZipFile, servin
 
 
 def test_what_the_serving_wheel_requires(serving_wheel: zipfile.ZipFile) -> None:
-    """It is called by its own name, has the command, and requires neither Beam nor what only calibrating needs."""
+    """The serving wheel has its own name and the command, and requires neither Beam nor packages for calibration."""
     metadata = email.message_from_bytes(serving_wheel.read(f"{_SERVING_RECORDS}/METADATA"))
     assert (metadata["Name"], metadata["Version"]) == ("calm-beam-serving", __version__)
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
@@ -235,7 +235,7 @@ class Missing(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in ("apache_beam", "pyarrow", "rouge_score"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-# That of an editable installation would find in the sources what the wheel does not hold.
+# The finder of an editable installation would find in the sources what the wheel lacks.
 sys.meta_path[:] = [Missing(), *(finder for finder in sys.meta_path if "editable" not in repr(finder).lower())]
 from calm_beam.launch import cli
 assert cli.__file__.startswith(sys.argv[1]), cli.__file__
@@ -246,7 +246,7 @@ print(cli.main(["inspect", sys.argv[2]]), cli.main(["monitor", manifest, losses]
 
 
 def test_the_serving_wheel_serves(serving_wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
-    """Where Beam and all that only calibrating needs are missing, it answers, inspects and watches."""
+    """Without Beam and packages for calibration, the serving wheel answers, inspects and monitors."""
     serving_wheel.extractall(tmp_path / "installed")
     model = write_model(tmp_path / "model")
     manifest = build_served_manifest(load_checkpoint(model))
@@ -278,7 +278,7 @@ def test_the_serving_wheel_serves(serving_wheel: zipfile.ZipFile, tmp_path: path
     ],
 )
 def test_what_is_not_built(monkeypatch: pytest.MonkeyPatch, name: str, command: str, message: str) -> None:
-    """An sdist would not know which of the two it is of, and of other names there is none."""
+    """An sdist of calm-beam-serving, and packages of other names, are refused: an sdist would not know which it is."""
     monkeypatch.setenv("CALM_BEAM_DISTRIBUTION", name)
     monkeypatch.setattr(sys, "argv", ["setup.py", command])
     with pytest.raises(SystemExit, match=re.escape(message)):

@@ -44,18 +44,18 @@ def test_pins_are_within_the_ranges() -> None:
 
 
 def test_beam_is_the_same_everywhere() -> None:
-    """The files that start a worker are those of the Beam that is installed, and of its Python."""
+    """The files that start a worker are those of the installed Beam, and of its Python."""
     assert _arguments("ARG")[0] == f"BEAM_VERSION={_pins()['apache-beam']}"
     beam, launcher, builder, base = _arguments("FROM")
     assert beam == "apache/beam_python3.11_sdk:${BEAM_VERSION} AS beam"
     assert "python311" in launcher
     assert base.startswith("python:3.11-")
-    # Libraries are loaded where the C library is that they were built for.
+    # Libraries are loaded from where the C library is for which they were built.
     assert builder == f"{base} AS wheel"
 
 
 def test_copied_paths_exist() -> None:
-    """What is copied from the sources is there, with all that building the package needs."""
+    """Every path copied from the sources exists, with all that building the package needs."""
     sources = []
     for argument in _arguments("COPY"):
         if not argument.startswith("--from"):
@@ -67,7 +67,7 @@ def test_copied_paths_exist() -> None:
 
 
 def test_native_code_is_built_where_a_compiler_is() -> None:
-    """And the image of workers takes the wheel from there; a wheel without it ends the build."""
+    """The workers' image takes the wheel from a stage with a compiler; a wheel without native code ends the build."""
     install, build, *_ = [argument for argument in _arguments("RUN") if "DEVICE" not in argument]
     assert "gcc" in install
     assert "libc6-dev" in install
@@ -96,7 +96,7 @@ def test_jax_for_each_device(device: str, requirement: str) -> None:
 
 
 def test_worker_and_launcher_start() -> None:
-    """A worker is started by Beam's boot, and the launcher finds its script, in a folder that shadows no module."""
+    """Beam's boot starts a worker, and the launcher finds its script, in a folder that shadows no module."""
     assert _arguments("ENTRYPOINT") == ['["/opt/apache/beam/boot"]']
     (script,) = [
         part for argument in _arguments("ENV") for part in argument.split() if part.startswith("FLEX_TEMPLATE")
@@ -107,7 +107,7 @@ def test_worker_and_launcher_start() -> None:
 
 
 def test_cloud_build_knows_the_dockerfile() -> None:
-    """Cloud Build is given the file and a value for every argument after the first image, and no others."""
+    """Cloud Build gets the file and a value for every argument after the first image, and no others."""
     text = (_ROOT / "launch" / "cloudbuild.yaml").read_text()
     assert "--file=launch/Dockerfile" in text
     given = re.findall(r"--build-arg=(\w+)=\$\{_(\w+)\}", text)

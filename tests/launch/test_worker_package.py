@@ -40,7 +40,7 @@ def _write_sdist(path: pathlib.Path, names: Sequence[str]) -> pathlib.Path:
 
 
 def test_an_image_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    """With an image nothing is staged: it has calm_beam."""
+    """With an image nothing is staged, since it has calm_beam."""
     setup = _choose("--sdk_container_image=image", needs_image=True)
     assert (setup.setup_file, setup.extra_packages) == (None, None)
     assert capsys.readouterr().err == ""
@@ -66,7 +66,7 @@ def test_setup_file_becomes_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_setup_file_of_another_package(tmp_path: pathlib.Path) -> None:
-    """Another package's setup.py does not bring calm_beam; beside an image that has it, it is welcome."""
+    """Another package's setup.py without calm_beam is refused; with an image that has it, it is accepted."""
     (tmp_path / "setup.py").touch()
     with pytest.raises(UsageError, match=re.escape(f"--setup_file {tmp_path}/setup.py: is not that of calm-beam")):
         _choose(f"--setup_file={tmp_path}/setup.py")
@@ -89,7 +89,7 @@ def test_a_wheel_or_sdist_is_enough(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("missing", range(3))
 def test_a_package_without_a_floor_is_not(tmp_path: pathlib.Path, missing: int) -> None:
-    """A package that lacks a floor, or is none, is not taken for calm_beam: the sources are staged beside it."""
+    """If a staged package lacks a floor, or is not ours, the sources are staged as well."""
     wheel = _write_wheel(tmp_path / "calm_beam-1.whl", _WHEEL[:missing] + _WHEEL[missing + 1 :])
     sdist = _write_sdist(tmp_path / "calm_beam-1.tar.gz", _SDIST[:missing] + _SDIST[missing + 1 :])
     (tmp_path / "text.tar.gz").write_text("no archive")

@@ -1,4 +1,4 @@
-"""A worker pool keeps workers apart that two runners call the same."""
+"""A worker pool separates workers to which two runners give the same id."""
 
 import pathlib
 import time
@@ -30,10 +30,10 @@ def _wait_for(files: list[pathlib.Path]) -> None:
 
 @pytest.fixture
 def stub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub:
-    """A pool whose workers write their process's id to a file named as their control endpoint, and wait."""
+    """A pool whose workers write their process id to a file named after their control endpoint, and wait."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    # The endpoint is the first that stands in double quotes.
+    # The endpoint is the first text in double quotes.
     name = 'file=$(echo "$2" | cut -d\'"\' -f2)'
     python.write_text(f'#!/bin/sh\n{name}\necho -n $$ > "{tmp_path}/$file"\nexec sleep 300\n')
     python.chmod(0o755)
@@ -57,7 +57,7 @@ def _stop(stub: beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub, worker: str) 
 def test_a_worker_is_stopped_by_its_id(
     tmp_path: pathlib.Path, stub: beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub
 ) -> None:
-    """The twin: where one worker has an id, whoever stops it ends that process, and no other."""
+    """If one worker has an id, stopping it ends that process and no other (the twin)."""
     _start(stub, "1-1", "first")
     _start(stub, "2-1", "second")
     _wait_for([tmp_path / "first", tmp_path / "second"])
@@ -71,7 +71,7 @@ def test_a_worker_is_stopped_by_its_id(
 def test_the_worker_of_another_runner_goes_on(
     tmp_path: pathlib.Path, stub: beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub
 ) -> None:
-    """Two runners on one machine give the same id: when one of them stops its worker, the other's is not ended."""
+    """If two runners on one machine give the same id, stopping one's worker does not end the other's."""
     _start(stub, "1-1", "first")
     _start(stub, "1-1", "second")
     _wait_for([tmp_path / "first", tmp_path / "second"])

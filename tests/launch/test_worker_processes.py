@@ -1,4 +1,4 @@
-"""Worker processes that fail, or are lost, end a run with a message."""
+"""Worker processes that fail or are lost end a run with a message."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ _LONG_SECONDS = 3000
 
 
 def _failure(flags: Sequence[str], function: Callable[[int], None]) -> str:
-    """Returns the message of a run whose two elements are given to a function, each by another worker."""
+    """Returns the message of a run in which two workers apply a function to one element each."""
     options = PipelineOptions(list(flags))
     pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     _ = pipeline | beam.Create([0, 1]) | beam.Reshuffle() | beam.Map(function)
@@ -44,7 +44,7 @@ def _failure(flags: Sequence[str], function: Callable[[int], None]) -> str:
     ],
 )
 def test_a_killed_worker_ends_the_run(kind: str, message: str) -> None:
-    """The run ends with what happened, whichever worker it was, though the other is not nearly done."""
+    """A killed worker ends the run with the reason while the other still works, whichever it was."""
     parent = os.getpid()
 
     def be_killed(element: int) -> None:
@@ -60,7 +60,7 @@ def test_a_killed_worker_ends_the_run(kind: str, message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_failure_does_not_wait_for_other_workers(failing: int) -> None:
-    """What one worker raises ends the run in its words, whichever it is, though the other is not nearly done."""
+    """A worker's error ends the run with its message while the other still works, whichever it was."""
 
     def fail(element: int) -> None:
         if element == failing:
@@ -78,7 +78,7 @@ def _broken() -> Iterator[object]:
 
 @pytest.mark.parametrize("ended", [iter(()), _broken()], ids=["at its end", "broken"])
 def test_a_stream_that_ends_is_a_lost_worker(ended: Iterator[object]) -> None:
-    """However gRPC tells that a worker is gone, whoever waits for any worker of the run is answered."""
+    """A stream that gRPC ends in any way is a lost worker, and ends every wait for workers of the run."""
     connections: dict[str, _WatchedConnection] = {}
     for name in ("lost", "other"):
         connections[name] = _WatchedConnection(lambda: "it is gone", connections)
@@ -102,7 +102,7 @@ def test_processes_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pools_whose_workers_do_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    """A pool that starts a python which does not work is told of, with what to look at."""
+    """A pool that starts a broken python is reported with what to check."""
     (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(worker_processes, "_CONNECT_SECONDS", 1)
@@ -117,7 +117,7 @@ def test_pools_whose_workers_do_not_start(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_pools_that_are_not_there() -> None:
-    """Where no pool listens, the message says how to start one."""
+    """If no pool listens, the message says how to start one."""
     message = _failure(("--environment_type=EXTERNAL", "--environment_config=localhost:1"), print)
     assert message == (
         "no worker pool answers at localhost:1. Start one there: python -m calm_beam.launch.worker_pool --port=1"
@@ -125,7 +125,7 @@ def test_pools_that_are_not_there() -> None:
 
 
 def test_workers_are_told_the_options() -> None:
-    """What worker processes are provisioned with names the options that were given, and them alone."""
+    """Worker processes are started with the names of the given options, and no others."""
     info = provision_info(PipelineOptions(["--direct_num_workers=2", "--project=p"]))
     assert dict(info.provision_info.pipeline_options) == {
         "beam:option:direct_num_workers:v1": "2",

@@ -28,7 +28,7 @@ def _prepared(*flags: str, accelerator: str | None = None) -> Workers:
 
 
 def test_workers_of_this_machine() -> None:
-    """Without flags they are here, have what JAX finds, and make a pipeline."""
+    """Without flags workers are local, have the devices that JAX finds, and make a pipeline."""
     workers = _prepared()
     assert workers.are_here
     assert (workers.devices, workers.template) == (ANY_DEVICES, None)
@@ -38,7 +38,7 @@ def test_workers_of_this_machine() -> None:
 
 @pytest.mark.parametrize(("accelerator", "has_hint"), [("nvidia-l4", True), ("tpu-v6e-slice", False)])
 def test_workers_with_accelerators(accelerator: str, has_hint: bool) -> None:
-    """Those of a job need their accelerator, by a hint or as a whole, and are as many as there are shards."""
+    """A job's workers need their accelerator, by a hint or for all, and are as many as there are shards."""
     workers = _prepared(*_JOB, accelerator=accelerator)
     assert not workers.are_here
     assert workers.devices.are_accelerators
@@ -47,7 +47,7 @@ def test_workers_with_accelerators(accelerator: str, has_hint: bool) -> None:
 
 
 def test_templates_are_refused_where_somebody_waits() -> None:
-    """A job that is only written down gives nothing to read back, which is said with the command."""
+    """Commands that read results refuse a template, which gives none, and name the command."""
     workers = _prepared(*_JOB, "--template_location=gs://bucket/template")
     assert workers.template == "gs://bucket/template"
     with pytest.raises(UsageError) as caught:
@@ -58,7 +58,7 @@ def test_templates_are_refused_where_somebody_waits() -> None:
 
 
 def test_local_paths_are_refused_elsewhere() -> None:
-    """What workers on Dataflow cannot see is named before anything is staged."""
+    """Paths that workers on Dataflow cannot see are named before anything is staged."""
     with pytest.raises(UsageError, match=r"^--data rows\.jsonl: Dataflow's workers do not see this disk"):
         Workers.prepared(
             PipelineOptions(list(_JOB)), accelerator=None, paths=[("--data", "rows.jsonl")], num_shards=lambda: 7

@@ -1,1 +1,1 @@
-"""Malformed input, case by case through the command line, and files with random damage through their readers."""
+"""Malformed input, case by case on the command line, and files with random damage through their readers."""

@@ -1,4 +1,4 @@
-"""Runs every case and prints what it took and what it said: `python -m tests.malformed [WORDS OF A NAME]`."""
+"""Runs every case and prints its time and its message: `python -m tests.malformed [WORDS OF A NAME]`."""
 
 import pathlib
 import sys

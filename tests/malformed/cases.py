@@ -1,4 +1,4 @@
-"""The table: what is spoiled, what is asked, and what the message has to name."""
+"""The table of cases: what is damaged, the command line, and what the message has to name."""
 
 import dataclasses
 import gzip
@@ -35,12 +35,12 @@ class Case:
 
     Attributes:
       argv: The command line.
-      names: What the message has to name, each as it stands.
-      spoil: Spoils the place.
+      names: Texts that the message has to contain.
+      spoil: Damages the place.
       statuses: Exit statuses that are right.
-      lines: The most lines of stderr, those that tell of progress aside.
-      environment: What is set in the environment.
-      stdin: What stands there to be read.
+      lines: The most lines of stderr, apart from progress.
+      environment: Environment variables to set.
+      stdin: Content of standard input.
       is_fresh: Whether it needs an interpreter of its own.
       may_write: Names in the folder that may have appeared or changed.
     """
@@ -57,17 +57,17 @@ class Case:
 
 
 def calibrate(*flags: str, names: tuple[str, ...], **fields: Any) -> Case:
-    """Returns a calibration that is right but for what is said here; later flags stand for earlier ones."""
+    """Returns a valid calibration with the given changes; later flags override earlier ones."""
     return Case(argv=(*CALIBRATE, *flags), names=names, **fields)
 
 
 def inspect(path: str, *names: str, spoil: Callable[[Here], None], flags: tuple[str, ...] = ()) -> Case:
-    """Returns a look at a manifest or a checkpoint."""
+    """Returns a call of `inspect` for a manifest or a checkpoint."""
     return Case(argv=("inspect", path, *flags), names=names, spoil=spoil)
 
 
 def writing(name: str, content: str | bytes) -> Callable[[Here], None]:
-    """Returns what puts this content into a file of the place."""
+    """Returns a function that puts this content into a file of the place."""
 
     def spoil(here: Here) -> None:
         path = here / name
@@ -78,20 +78,20 @@ def writing(name: str, content: str | bytes) -> Callable[[Here], None]:
 
 
 def editing(name: str, **changes: Any) -> Callable[[Here], None]:
-    """Returns what sets keys of a JSON file of the place."""
+    """Returns a function that sets keys of a JSON file of the place."""
     return lambda here: edit_json(here / name, **changes)
 
 
 def with_arrays(changes: Mapping[str, Any], *, model: str = "model") -> Callable[[Here], None]:
-    """Returns what sets arrays of a model; None takes one away."""
+    """Returns a function that sets arrays of a model; None removes one."""
     return lambda here: edit_arrays(here / model, changes)
 
 
 def llama(model_type: str = "llama", **fields: Any) -> Callable[[Here], None]:
-    """Returns what adds a decoder-only model whose config has these fields."""
+    """Returns a function that adds a decoder-only model whose config has these fields."""
 
     def spoil(here: Here) -> None:
-        # Whatever its tensors are, the config comes first.
+        # The config is read first, whatever the tensors are.
         tensors = {"model.norm.weight": np.ones(12, np.float32)}
         write_decoder_only(here / "llama", model_type, tensors=tensors, **fields)
 
@@ -99,7 +99,7 @@ def llama(model_type: str = "llama", **fields: Any) -> Callable[[Here], None]:
 
 
 def templated(template: str, *, name: str = "tokenizer_config.json") -> Callable[[Here], None]:
-    """Returns what gives the model of the place a tokenizer with this chat template."""
+    """Returns a function that gives the place's model a tokenizer with this chat template."""
 
     def spoil(here: Here) -> None:
         (here / "model" / "sentencepiece.model").unlink()

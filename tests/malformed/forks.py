@@ -1,7 +1,7 @@
-"""Commands in processes of their own that share the seconds that importing takes.
+"""Commands in processes of their own that share the time for imports.
 
-A server process imports what commands use and stays idle; each command runs in a fork of it, with a current folder, a
-folder for temporary files and three streams of its own.
+A server process imports the modules that commands use and stays idle; each command runs in a fork of it, with a current
+folder, a folder for temporary files and three streams of its own.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Ended:
     """How a command ended.
 
     Attributes:
-      status: Its exit status; negative where a signal ended it, None where it had to be killed.
+      status: Its exit status; negative if a signal ended it, None if it had to be killed.
       out: What it wrote to stdout.
       err: What it wrote to stderr.
       seconds: How long it ran.
@@ -80,7 +80,7 @@ def run_command(
 def run_interpreter(
     argv: Sequence[str], *, folder: pathlib.Path, stdin: bytes, environment: Mapping[str, str], limit: float
 ) -> Ended:
-    """Does what `run_command` does in a new interpreter, for what is decided when one starts, such as encodings."""
+    """Does what `run_command` does in a new interpreter, for settings that are fixed at its start, as encodings are."""
     start = time.monotonic()
     try:
         done = subprocess.run(
@@ -112,7 +112,7 @@ def _ended(folder: pathlib.Path, *, status: int | None, seconds: float) -> Ended
 
 
 def _call(function: Callable[..., object], arguments: Sequence[object], folder: str) -> None:
-    """Calls a function in the fork; what it leaves as an exception, `multiprocessing` prints."""
+    """Calls a function in the fork; `multiprocessing` prints an exception that it raises."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         path = os.path.join(folder, name) if number or os.path.exists(os.path.join(folder, name)) else os.devnull

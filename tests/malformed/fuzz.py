@@ -1,8 +1,8 @@
-"""Files with random damage, given to whatever reads them.
+"""Files with random damage, given to their readers.
 
 Each kind of file has a reader: a function of the folder of the place. One file at a time is damaged, the reader called,
-and the file restored. A reader may succeed, since not every damage shows, or raise an error of ours; anything else is a
-defect. Run in batches, each in a process of its own, since a library in C++ may end the process.
+and the file restored. A reader may succeed, since not every damage shows, or raise one of our errors; anything else is
+a defect. Run in batches, each in a process of its own, since a library in C++ may end the process.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ SLOWEST = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of file: which of the place it is (a glob), and what reads it, given the folder of the place."""
+    """A kind of file: a glob in the place, and a reader that takes the folder of the place."""
 
     files: str
     read: Callable[[pathlib.Path], object]
@@ -94,7 +94,7 @@ def _job(here: pathlib.Path) -> object:
 
 
 def _log(name: str, metric: str, *, cluster_key: str | None = None) -> Callable[[pathlib.Path], object]:
-    """Returns what compares a log with its twin, as `certify` does."""
+    """Returns a reader that compares a log with its twin, as `certify` does."""
 
     def read(here: pathlib.Path) -> object:
         runs = [Run.found(str(here / "logs" / folder / name), task=None) for folder in ("whole", "damaged")]
@@ -110,7 +110,7 @@ def _log(name: str, metric: str, *, cluster_key: str | None = None) -> Callable[
 
 
 def _losses(name: str) -> Callable[[pathlib.Path], object]:
-    """Returns what reads a table of losses, as `certify` does."""
+    """Returns a reader of a table of losses, as in `certify`."""
     reading = RowReading(cluster_key="cluster")
 
     def read(here: pathlib.Path) -> object:
@@ -192,9 +192,9 @@ def add_logs(here: pathlib.Path) -> None:
 
 
 def damaged(content: bytes, generator: random.Random) -> bytes:
-    """Returns the content with one random damage: of its bytes or, where it is JSON, of one of its values.
+    """Returns the content with one random damage to its bytes or, in JSON, to one of its values.
 
-    Of JSON lines, it is in one of them; of a ZIP file, in one of its members, or in the file itself.
+    In JSON lines the damage is in one line; in a ZIP file it is in one member, or in the file itself.
     """
     if content.startswith(b"PK") and generator.random() < 0.5:
         return _with_a_member_changed(content, generator)
@@ -224,7 +224,7 @@ def _with_a_member_changed(content: bytes, generator: random.Random) -> bytes:
 
 def _with_bytes_changed(content: bytes, generator: random.Random) -> bytes:
     changed = bytearray(content)
-    # Headers decide more than what follows them, and some formats have theirs at the end.
+    # Headers matter more than the rest, and some formats have theirs at the end.
     near = min(len(changed), 400)
     place = generator.choice(
         [generator.randrange(near), len(changed) - 1 - generator.randrange(near), generator.randrange(len(changed))]
@@ -254,7 +254,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def _with_a_value_changed(value: Any, generator: random.Random) -> Any:
-    """Returns plain values with one of them, at any depth, replaced, taken away, or renamed."""
+    """Returns plain values with one of them, at any depth, replaced, removed, or renamed."""
     inner = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     if not inner or generator.random() < 0.15:
         return generator.choice(_VALUES)
@@ -273,7 +273,7 @@ def _with_a_value_changed(value: Any, generator: random.Random) -> Any:
 
 
 def read_damaged(kind_name: str, count: int, seed: int) -> None:
-    """Reads files of the current folder with `count` damages; prints what is a defect, and counts, as JSON."""
+    """Reads files of the current folder with `count` damages; prints defects and counts as JSON."""
     faulthandler.enable()
     # Deterministic for one kind, whatever the others are.
     generator = random.Random(f"{kind_name}/{seed}")
@@ -286,7 +286,7 @@ def read_damaged(kind_name: str, count: int, seed: int) -> None:
         path = generator.choice(files)
         content = damaged(contents[path], generator)
         path.write_bytes(content)
-        # So that a process that dies tells of what.
+        # Printed first, so that the log of a process that dies shows the damage.
         print(json.dumps({"number": number}), flush=True)
         start = time.monotonic()
         try:

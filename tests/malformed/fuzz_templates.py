@@ -1,7 +1,7 @@
-"""Chat templates made at random: each is rendered within its limits, or refused in words of ours.
+"""Random chat templates: each is rendered within its limits, or refused with one of our messages.
 
-They are made of pieces that published templates have, of those that have no bound (loops within loops, widths, strings
-that double), and of damage to their text.
+They are made of pieces of published templates, of unbounded pieces (loops within loops, widths, strings that double),
+and of damage to their text.
 """
 
 import json
@@ -14,7 +14,7 @@ from calm_beam.errors import CalmBeamError
 from calm_beam.inputs.vocabularies.chat_templates import rendered
 from calm_beam.manifest import ChatRecord
 
-# On a machine where others compute, too; on an idle one, none takes ten.
+# On a busy machine; on an idle one, none takes ten.
 MOST_SECONDS = 60.0
 _CHAT = (
     "{{ bos_token }}{% for message in messages %}{{ '<|' + message.role + '|>\\n' + message.content | trim }}"
@@ -59,7 +59,7 @@ _BLOCKS = (
 
 
 def template(generator: random.Random) -> str:
-    """Returns a template."""
+    """Returns a random template."""
     blocks = generator.randrange(4)
     text = _CHAT if not blocks or generator.random() < 0.3 else ""
     for _ in range(blocks):
@@ -88,7 +88,7 @@ def _filled(block: str, generator: random.Random, *, depth: int) -> str:
 
 
 def render_made(count: int, seed: int) -> None:
-    """Renders `count` templates; prints what is a defect, and counts, as JSON."""
+    """Renders `count` templates; prints defects and counts as JSON."""
     generator = random.Random(f"templates/{seed}")
     counts = {"accepted": 0, "refused": 0, "refused without a word": 0}
     for number in range(count):

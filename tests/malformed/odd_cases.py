@@ -1,4 +1,4 @@
-"""More of the table: odd places for files, odd flags, and files that are none."""
+"""More cases: odd places for files, odd flags, and paths that are no files."""
 
 import os
 import shutil
@@ -18,13 +18,13 @@ def _append(content: bytes) -> Callable[[Here], None]:
 
 
 def _row(**fields: str) -> bytes:
-    """Returns a row whose values are JSON as it is given."""
+    """Returns a row whose values are JSON as given."""
     values = {"id": '"x"', "input": '"the cat"', "references": '["a"]', **fields}
     return ("{" + ", ".join(f'"{key}": {value}' for key, value in values.items()) + "}\n").encode()
 
 
 def _folder(name: str) -> Callable[[Here], None]:
-    """Returns what puts a folder in the place of a file."""
+    """Returns a function that puts a folder in place of a file."""
 
     def spoil(here: Here) -> None:
         for path in list(here.glob(name)) or [here / name]:
@@ -67,7 +67,7 @@ def _in_utf_16(here: Here) -> None:
 
 
 def _with_marks(here: Here) -> None:
-    """Writes lines as another system does: a byte order mark first, and two characters at the end of each."""
+    """Writes lines with a byte order mark and CRLF, as on Windows."""
     content = (here / "rows.jsonl").read_bytes()
     (here / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
 
@@ -133,7 +133,7 @@ ODD_CASES: Mapping[str, Case] = {
     ),
     "no Parquet at all": calibrate("--data=rows.parquet", names=("rows.parquet",), spoil=writing("rows.parquet", b"")),
     "a name of 100,000 letters": calibrate(f"--data={'r' * 100_000}", names=("--data",)),
-    # What stands in them.
+    # Contents of data files.
     "Latin 1 in JSON": calibrate(
         names=("line 13", "UTF-8"), spoil=_append(_row(input='"caf\xe9"').decode().encode("latin-1"))
     ),
@@ -167,7 +167,7 @@ ODD_CASES: Mapping[str, Case] = {
     "a byte order mark and two-character ends": calibrate(
         names=(), spoil=_with_marks, statuses=(0,), lines=20, may_write=("out",)
     ),
-    # Arguments that are no text.
+    # Arguments that are not text.
     **{
         f"bytes in {flag}": Case(argv=(*CALIBRATE, f"{flag}={_BAD}"), names=(flag, "\\udcff", "UTF-8"))
         for flag in ("--task_prefix", "--data", "--output", "--system", "--cluster_key", "--metric", "--runner")
@@ -175,7 +175,7 @@ ODD_CASES: Mapping[str, Case] = {
     "bytes as a prompt": Case(argv=(*_GENERATE.split(), f"--prompt={_BAD}"), names=("--prompt", "UTF-8")),
     "bytes as a path": Case(argv=("inspect", _BAD), names=("\\udcff", "UTF-8")),
     "a NUL in a flag": calibrate("--task_prefix=a\0b", names=("--task_prefix=a\\x00b", "NUL")),
-    # Flags that stand alone, or have no sense.
+    # Flags that lack their partner, or make no sense.
     "a limit of failures that end the run": calibrate("--max_failures=3", names=("--max_failures", "--on_error")),
     "a limit of prompts that end the run": _case(
         f"{_GENERATE} --input=rows.jsonl --output=out/ --max_failures=3", "--max_failures", "--on_error=list"
@@ -193,7 +193,7 @@ ODD_CASES: Mapping[str, Case] = {
     "a stray word": calibrate("stray", names=("stray",)),
     "states after minus one step": _case(f"{_TRAIN} --save_every=-1", "--save_every"),
     "a rate of NaN": _case(f"{_TRAIN} --muon_learning_rate=nan", "--muon_learning_rate"),
-    # Outputs in the way.
+    # Existing files in the way of outputs.
     **{
         f"a folder for {name}": calibrate("--output=o", names=(f"o/{name}",), spoil=_folder(f"o/{name}"))
         for name in ("manifest.json", "risk_table.csv", "failures.jsonl", "report.html")
@@ -209,7 +209,7 @@ ODD_CASES: Mapping[str, Case] = {
         )
         for name in ("complete.json", "generate.json", "failures.jsonl")
     },
-    # Results that are none.
+    # Files that are not results.
     **{
         f"{kind} for the manifest, {line.split()[0]}": _case(line, "done", spoil=spoil)
         for line in ("inspect done", "report --calibration=done", f"{_GENERATE} --prompt=a", _VERIFY, _MONITOR)

@@ -1,4 +1,4 @@
-"""A folder in which everything is in order, made once and copied for each case to spoil."""
+"""A valid folder, made once and copied for each case to damage."""
 
 import json
 import pathlib
@@ -79,7 +79,7 @@ def edit_json(path: pathlib.Path, **changes: Any) -> None:
 
 
 def edit_arrays(folder: pathlib.Path, changes: Mapping[str, Any]) -> None:
-    """Sets arrays of a native model; None takes one away."""
+    """Sets arrays of a native model; None removes one."""
     stored = {name: np.asarray(array) for name, array in load_checkpoint(folder).arrays.items()}
     arrays = {**stored, **changes}
     kept = {name: array for name, array in arrays.items() if array is not None}

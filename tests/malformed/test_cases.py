@@ -1,4 +1,4 @@
-"""Every case of the table ends with a clear message, soon, and leaves nothing behind."""
+"""Every case of the table ends soon with a clear message, and leaves nothing behind."""
 
 import pathlib
 import re
@@ -17,7 +17,7 @@ _LIMIT = 120
 """Seconds; far above what any case takes on an idle machine (`python -m tests.malformed` prints that)."""
 _MOST_MIB = 2048
 
-# Of a few examples, which is true of most cases.
+# Of a few examples, which most cases have.
 _TOO_FEW = re.compile(r"caution: .* cannot be proved by \d+ examples, .*")
 _LISTED_PLAN = re.compile(r"\w+/plans/\d{5}\.json")
 _PROGRESS = ("exits: ", "plan sha256:", "tested by ", "engine: ", "reading", "loading", "compiling", "decoded ")
@@ -29,7 +29,7 @@ assert len(ALL_CASES) == len(CASES) + len(ODD_CASES), "every case has a name of 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder in order, to be copied."""
+    """A valid folder, to be copied."""
     return build_place(tmp_path_factory.mktemp("place"))
 
 
@@ -60,7 +60,7 @@ def _content(here: pathlib.Path) -> dict[str, bytes | str]:
 
 
 def problems(case: Case, place: pathlib.Path, folder: pathlib.Path) -> tuple[Ended, list[str]]:
-    """Runs a case and returns how it ended, and in words what about that is wrong."""
+    """Runs a case; returns how it ended, and a text for everything that is wrong with it."""
     twin = folder / "twin"
     shutil.copytree(place, twin, symlinks=True)
     case.spoil(twin)
@@ -99,6 +99,9 @@ def problems(case: Case, place: pathlib.Path, folder: pathlib.Path) -> tuple[End
 
 @pytest.mark.parametrize("name", ALL_CASES)
 def test_case(name: str, place: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """One or two clear lines that name what is wrong, the right status, nothing left behind, within 2 GiB."""
+    """Each case prints one or two clear lines that name the error, with the right status, and leaves no files.
+
+    It stays within 2 GiB.
+    """
     ended, found = problems(ALL_CASES[name], place, tmp_path)
     assert found == [], f"{ended.err[-3000:]}\n{ended.out[-300:]}"

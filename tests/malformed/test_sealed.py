@@ -1,4 +1,4 @@
-"""Files that say themselves whether they were changed, with every value of them replaced and the seal renewed."""
+"""Sealed files with every value replaced and the seal renewed."""
 
 import copy
 import json
@@ -39,7 +39,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields where values are in nested ones, the outermost first; of a list, its first and last alone."""
+    """Yields the places of nested values, the outermost first; of a list, only its first and last."""
     if at:
         yield at
     keys = list(value) if isinstance(value, dict) else sorted({0, len(value) - 1} if isinstance(value, list) else ())
@@ -87,7 +87,7 @@ _KINDS: dict[str, tuple[str, Callable[[pathlib.Path], object]]] = {
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_every_value_is_checked(kind: str, here: pathlib.Path) -> None:
-    """Whatever stands in the place of a value, at any depth, the file is read or refused in words of ours."""
+    """With any value replaced, at any depth, the file is read or refused with one of our messages."""
     pattern, read = _KINDS[kind]
     (path,) = here.glob(pattern)
     text = path.read_text()
@@ -113,5 +113,5 @@ def test_every_value_is_checked(kind: str, here: pathlib.Path) -> None:
     finally:
         path.write_text(text)
     assert defects == []
-    # The twin: what was replaced does reach the reader.
+    # The replaced value does reach the reader (the twin).
     assert refused > tried / 4

@@ -1,4 +1,4 @@
-"""Native code for aarch64: compiled where a cross compiler is, and run where an emulator is; else it is said."""
+"""Native code for aarch64 is cross-compiled if there is a compiler, and run if there is an emulator."""
 
 import pathlib
 import shutil
@@ -13,7 +13,7 @@ from tools import aarch64
 def test_what_is_missing_is_said(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is tested then, which is no failure."""
+    """A missing compiler is reported, and is no failure."""
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "qemu-aarch64" else f"/usr/bin/{name}")
     assert aarch64.main([f"--output={tmp_path}"]) == 0
     assert capsys.readouterr().out == "not tested: there is no qemu-aarch64\n"
@@ -22,7 +22,7 @@ def test_what_is_missing_is_said(
 
 @pytest.mark.skipif(shutil.which("aarch64-linux-gnu-gcc") is None, reason="needs gcc-aarch64-linux-gnu")
 def test_it_compiles_for_aarch64(tmp_path: pathlib.Path) -> None:
-    """All of it, with structures that are Python's, and multiplications and additions that are rounded once."""
+    """All native code compiles for aarch64, with Python's structures and fused multiply-adds."""
     path = tmp_path / build.file_name("neon")
     aarch64.compile_library(path)
     machine = struct.unpack_from("<H", path.read_bytes(), 18)[0]

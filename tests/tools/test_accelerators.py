@@ -1,4 +1,4 @@
-"""The folder of compilers: what is asked for, and what is said where it cannot be had."""
+"""The folder of compilers: the requested versions, and the message if they cannot be installed."""
 
 import importlib.metadata
 import pathlib
@@ -17,7 +17,7 @@ _ASKED = ("numpy>=2", 'libtpu==0.0.42.*; extra == "tpu"', 'jax-cuda12-plugin[wit
 
 
 def test_versions_are_those_of_the_installed_jax() -> None:
-    """Each compiler is asked for as JAX's metadata have it, without extras; nothing is pinned here."""
+    """Each compiler is requested in the version of JAX's metadata, without extras; nothing is pinned here."""
     wanted = {"libtpu": "tpu", "jax-cuda12-plugin": "cuda12"}
     assert asked_for(_ASKED, wanted) == ["libtpu==0.0.42.*", "jax-cuda12-plugin<=9,>=9"]
     libtpu, plugin = asked_for(importlib.metadata.requires("jax") or [], wanted)
@@ -28,7 +28,7 @@ def test_versions_are_those_of_the_installed_jax() -> None:
 
 
 def test_no_compiler_is_a_dependency() -> None:
-    """Neither a requirement nor an extra of calm-beam names one: their licences are not its users' concern."""
+    """No requirement or extra of calm-beam names a compiler: their licences are not its users' concern."""
     setup = read_setup()
     every = [*setup["install_requires"], *(name for extra in setup["extras_require"].values() for name in extra)]
     assert len(every) > 20
@@ -38,7 +38,7 @@ def test_no_compiler_is_a_dependency() -> None:
 def test_what_cannot_be_installed_is_told(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is checked then, in words, and that is no failure."""
+    """Compilers that cannot be installed are reported, nothing is checked, and that is no failure."""
     pip = tmp_path / "python"
     pip.write_text("#!/bin/sh\necho 'ERROR: no index here' >&2\nexit 1\n")
     pip.chmod(0o755)
@@ -50,7 +50,7 @@ def test_what_cannot_be_installed_is_told(
 
 
 def test_what_is_installed_is_not_installed_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until JAX asks for something else."""
+    """Installed compilers are kept until JAX asks for others."""
     asked: list[list[str]] = []
 
     class _Plugin:
@@ -69,6 +69,6 @@ def test_what_is_installed_is_not_installed_again(tmp_path: pathlib.Path, monkey
 
 
 def test_the_pages_forecast_is_todays() -> None:
-    """The table of docs/accelerators.md is what `benchmarks.device_times` prints."""
+    """The table of docs/accelerators.md is the output of `benchmarks.device_times`."""
     page = (_ROOT / "docs" / "accelerators.md").read_text(encoding="utf-8")
     assert "\n".join(table()) in page

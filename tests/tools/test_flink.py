@@ -1,4 +1,4 @@
-"""What `make flink` starts, compares and refuses; and, where the jars are, a calibration on a cluster."""
+"""`make flink`: its start, comparison and refusals; and, with the jars, a calibration on a cluster."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ _NO_PRISM = "" if Engines.here().prism.is_file() else "no Prism; `make flink` bu
 
 
 def test_files_are_compared_but_for_times(tmp_path: pathlib.Path) -> None:
-    """A later date is no difference, nor another processor; another number and a missing file are."""
+    """A later date or another processor is no difference; another number or a missing file is."""
     for name, when, risk in (("one", 1, 0.5), ("later", 2, 0.5), ("other", 1, 0.6)):
         (tmp_path / name / "generations" / name).mkdir(parents=True)
         decoded = json.dumps({"settings": {"engine": {"name": "native", "instructions": name}}})
@@ -39,7 +39,7 @@ def test_outcomes_in_words() -> None:
 
 
 def test_other_jars_are_refused(tmp_path: pathlib.Path) -> None:
-    """A jar that is not the known one is named, and nothing is started with it."""
+    """An unknown jar is named, and nothing is started with it."""
     (tmp_path / "beam").mkdir()
     (tmp_path / "beam" / "0.jar").write_bytes(b"another")
     engines = Engines(folder=tmp_path)
@@ -49,7 +49,7 @@ def test_other_jars_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_there_are_examples_enough(tmp_path: pathlib.Path) -> None:
-    """Beyond the demo examples, others have ids and prompts of their own."""
+    """Beyond the demo examples, there are more with ids and prompts of their own."""
     Checks(tmp_path, examples=2500)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len({row["id"] for row in rows}) == len({row["input"] for row in rows}) == 2500
@@ -63,7 +63,7 @@ class _Data:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> _Data:
-    """Some demo examples, and what one process makes of them."""
+    """Some demo examples, and one process's results on them."""
     folder = tmp_path_factory.mktemp("checks")
     checks = Checks(folder, examples=12)
     for command in _COMMANDS:
@@ -75,7 +75,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> _Data:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(_NO_FLINK), reason=_NO_FLINK)
 def test_flink_gives_the_same_and_names_what_fails(data: _Data, tmp_path: pathlib.Path) -> None:
-    """On a cluster of two TaskManagers every file is that of one process; a bad row ends the run in our own words."""
+    """On a cluster of two TaskManagers every file equals one process's; a bad row ends the run with our message."""
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "input": "un chat"}\n{"id": "a", "input": "un chien"}\n', encoding="utf-8")
     with running_cluster(Engines.here()) as cluster:
@@ -91,7 +91,7 @@ def test_flink_gives_the_same_and_names_what_fails(data: _Data, tmp_path: pathli
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(_NO_PRISM), reason=_NO_PRISM)
 def test_prism_gives_the_same(data: _Data) -> None:
-    """By a program that is there, every file is that of one process, and the program is stopped."""
+    """With a local Prism program every file equals that of one process, and the program is stopped."""
     prism = Engines.here().prism
     flags = ("--runner=PrismRunner", f"--prism_location={prism}")
     outcome = data.checks.run("calibrate", runner="prism", flags=flags)

@@ -1,4 +1,4 @@
-"""Which pairs of Python and versions are run, and what is said of them."""
+"""The test matrix: pairs of Python and versions, and their report."""
 
 import pathlib
 import subprocess
@@ -19,7 +19,7 @@ def _executable(path: pathlib.Path, status: int) -> str:
 
 
 def test_pythons_that_can_be_started(tmp_path: pathlib.Path) -> None:
-    """What the shell finds is taken if it starts, else pyenv's newest; what is nowhere is missing."""
+    """The shell's Python is taken if it starts, else pyenv's newest; without either it is missing."""
     first = _executable(tmp_path / "bin" / "python3.11", 0)
     _executable(tmp_path / "bin" / "python3.12", 127)
     _executable(tmp_path / "pyenv" / "versions" / "3.12.1" / "bin" / "python", 0)
@@ -29,7 +29,7 @@ def test_pythons_that_can_be_started(tmp_path: pathlib.Path) -> None:
 
 
 def _commands(monkeypatch: pytest.MonkeyPatch, statuses: list[int]) -> list[list[str]]:
-    """Has commands end with the given statuses, the last with a line; returns those that were run."""
+    """Makes commands end with the given statuses, the last with a line; returns the commands that were run."""
     commands: list[list[str]] = []
 
     def done(command: list[str], *, stdout: Any, **settings: Any) -> subprocess.CompletedProcess[str]:
@@ -49,7 +49,7 @@ def _commands(monkeypatch: pytest.MonkeyPatch, statuses: list[int]) -> list[list
 def test_a_pair_is_installed_and_tested(
     statuses: list[int], verdict: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An environment is made, everything installed at its lowest, tests run; the first failure ends it."""
+    """An environment is made, everything is installed at its lowest version, tests run; the first failure ends it."""
     commands = _commands(monkeypatch, statuses)
     found = run("3.12", "lowest", "/python", folder=tmp_path / "x", tests=["tests/a"])
     assert (found.verdict, found.last) == (verdict, f"line {len(statuses)}")
@@ -67,7 +67,7 @@ def test_a_pair_is_installed_and_tested(
 def test_what_is_not_here_is_said(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A Python that is missing is no failure, and no success either: it is named as not run."""
+    """A missing Python is named as not run, which is neither failure nor success."""
     monkeypatch.setattr(matrix, "pythons", lambda environment: {})
     assert main([f"--output={tmp_path}", "tests"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -80,7 +80,7 @@ def test_what_is_not_here_is_said(
 
 
 def test_a_failure_is_the_status(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pair that fails makes the whole fail; pytest's own flags reach it."""
+    """One failing pair makes the whole fail; pytest's own flags reach it."""
     asked = []
 
     def failed(python: str, resolution: str, interpreter: Any, *, folder: pathlib.Path, tests: list[str]) -> Run:

@@ -1,4 +1,4 @@
-"""What is tried of both distributions, and what is said of it."""
+"""Trials of both distributions, and their report."""
 
 import pathlib
 import re
@@ -53,7 +53,7 @@ def both(tmp_path: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 class _Commands:
-    """Commands that print what they are told to, and end with the statuses that they are told."""
+    """Commands that print given texts, and end with given statuses."""
 
     def __init__(self, *done: tuple[int, str]) -> None:
         self.done = list(done)
@@ -67,13 +67,13 @@ class _Commands:
 
 @pytest.fixture
 def one_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all that is used, one command: it shows where it is, and ends with status 1."""
+    """The trials are one command, which prints its folder and ends with status 1."""
     uses = dict.fromkeys(USES, (Use(words=("calm-beam", "where"), shows="in {environment}!", status=1),))
     monkeypatch.setattr(wheels, "USES", uses)
 
 
 def test_both_are_used_with_all_that_they_offer() -> None:
-    """Each is used with what it requires and with its extras; the one for serving also without anything else."""
+    """Each wheel is tried with its requirements and with its extras; the serving one also with nothing else."""
     assert set(USES) == {(WHOLE, REQUIRED), (WHOLE, EXTRAS), (SERVING, ALONE), (SERVING, REQUIRED), (SERVING, EXTRAS)}
     for uses in USES.values():
         assert {use.words[0] for use in uses} <= {"calm-beam", "python"}
@@ -83,7 +83,7 @@ def test_both_are_used_with_all_that_they_offer() -> None:
 
 
 def test_there_is_one_wheel_of_each(both: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
-    """The wheels of a folder are told apart; one too many, or none, is an error that says how many."""
+    """The wheels of a folder are distinguished; too many, or none, is an error with their number."""
     (tmp_path / "dist" / "calm_beam-0.1.0.tar.gz").touch()
     assert wheels_in(tmp_path / "dist") == both
     _wheel(tmp_path / "dist", "calm_beam_serving-0.0.9")
@@ -94,13 +94,13 @@ def test_there_is_one_wheel_of_each(both: dict[str, pathlib.Path], tmp_path: pat
 
 
 def test_extras_are_those_for_users(both: dict[str, pathlib.Path]) -> None:
-    """All that the metadata names but those for developers; of the real ones, all that `doctor` knows."""
+    """Extras are all in the metadata except those for developers; of the real ones, all that `doctor` knows."""
     assert extras_of(both[WHOLE]) == ["gcp", "plots"]
     assert set(read_setup()["extras_require"]).difference(("dev", "docs")) == command.EXTRAS.keys()
 
 
 def test_what_is_served_was_made_by_the_whole(both: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
-    """Model and calibration lie where the serving distribution is used; the model comes from the other's wheel."""
+    """The full wheel's calibration is copied to each trial, and its model to the serving distribution's trial."""
     demo = tmp_path / f"3.12-{WHOLE}-{REQUIRED}-used" / "demo"
     demo.mkdir(parents=True)
     (demo / "manifest.json").write_text("{}")
@@ -117,7 +117,7 @@ def test_what_is_served_was_made_by_the_whole(both: dict[str, pathlib.Path], tmp
 def test_a_wheel_is_installed_and_used(
     besides: str, ends: str, both: dict[str, pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An environment is made, the wheel installed with what is asked for, and its programs run without our sources."""
+    """An environment is made, the wheel installed with its extras, and its programs run without our sources."""
     trial = Trial(python="3.12", distribution=SERVING, besides=besides)
     environment = tmp_path / trial.name
     commands = _Commands((0, ""), (0, ""), (1, f"in {environment}!\n"))
@@ -153,7 +153,7 @@ def test_what_is_wrong_is_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A wheel that cannot be installed, a wrong status or another output ends a trial, and makes the whole fail."""
+    """A failed installation, a wrong status or another output ends a trial, and makes the whole fail."""
     environment = tmp_path / "out" / f"3.13-{WHOLE}-{REQUIRED}"
     commands = _Commands(*((status, printed.format(environment=environment)) for status, printed in done))
     monkeypatch.setattr(subprocess, "run", commands)
@@ -168,7 +168,7 @@ def test_a_python_that_is_missing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is no failure, and no success either: it is named as not run."""
+    """A missing Python is named as not run, which is neither failure nor success."""
     monkeypatch.setattr(wheels, "pythons", lambda environment: {})
     assert main([f"--output={tmp_path / 'out'}", "--python=3.13", f"--dist={tmp_path / 'dist'}"]) == 0
     table = capsys.readouterr().out.split("\n\n")[1].splitlines()
@@ -195,7 +195,7 @@ def test_a_build_that_fails(
 def test_a_wheel_with_native_code_is_tagged(
     status: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By auditwheel, which leaves it in the folder under its new name; where it finds no tag, the build has failed."""
+    """The wheel is tagged by auditwheel and left in the folder under its new name; without a tag the build fails."""
     seen = []
 
     def run(command: list[str], **settings: Any) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""A tiny model and manifests of it on disk, for prompts that are answered in pipelines."""
+"""A tiny model and its manifests on disk, for prompts that are answered in pipelines."""
 
 import dataclasses
 import pathlib
@@ -29,7 +29,7 @@ class Served:
     """A model with a manifest, in a folder."""
 
     def __init__(self, folder: pathlib.Path, *entries: Calibration, is_broken: bool = False) -> None:
-        """Writes both; by default the manifest has one entry, at threshold 0.2."""
+        """Writes model and manifest; by default the manifest has one entry, at threshold 0.2."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.model = str(write_model(folder / "model", is_broken=is_broken))
@@ -62,7 +62,7 @@ class Served:
         return self.add_manifest(name, *entries, data=data)
 
     def generator(self, manifest: str | None = None, **choice: Any) -> Generator:
-        """Returns what answers one prompt at a time."""
+        """Returns a generator that answers one prompt at a time."""
         return Generator.from_manifest(manifest or self.manifest, self.model, **choice)
 
 
@@ -73,7 +73,7 @@ def run(
     *,
     options: Sequence[str] = (),
 ) -> tuple[list[Any], dict[str, int]]:
-    """Returns the results of a pipeline, and what it counted."""
+    """Returns the results of a pipeline, and its counters."""
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(list(options)))
     folder.mkdir()
     _ = (
@@ -96,14 +96,14 @@ def counts(result: PipelineResult) -> dict[str, int]:
 
 
 class Collect(beam.DoFn):
-    """Keeps elements in files of a folder, from whatever process."""
+    """Stores elements in files of a folder, from any process."""
 
     def __init__(self, folder: str) -> None:
-        """Keeps where to put them."""
+        """Takes the folder to store them in."""
         self._folder = folder
 
     def process(self, element: Any) -> None:
-        """Writes a file of one element, which is there at once: a test may look while a pipeline runs."""
+        """Writes a file of one element at once, since a test may look while a pipeline runs."""
         path = pathlib.Path(self._folder, uuid.uuid4().hex)
         partial = path.with_suffix(_PARTIAL)
         partial.write_bytes(pickle.dumps(element))
@@ -111,7 +111,7 @@ class Collect(beam.DoFn):
 
 
 def collected(folder: pathlib.Path) -> list[Any]:
-    """Returns what `Collect` has kept, in no order."""
+    """Returns the elements that `Collect` has stored, in no order."""
     return [pickle.loads(path.read_bytes()) for path in folder.iterdir() if path.suffix != _PARTIAL]
 
 

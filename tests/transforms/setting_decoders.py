@@ -1,4 +1,4 @@
-"""Decoders that are not ours, for sweeps of them: what they answer can be computed by hand."""
+"""External decoders for sweeps, whose answers can be computed by hand."""
 
 import argparse
 import pathlib
@@ -18,13 +18,13 @@ NAME = "cut 1"
 
 
 def cut(prompts: list[str], settings: tuple[Any, ...]) -> Mapping[Any, list[Any]]:
-    """Returns the prompts themselves under `all`, and under a number as many of their words; a word costs 1."""
+    """Returns the prompts themselves under `all`, and that many of their words under a number; a word costs 1."""
     words = {setting: None if setting == "all" else setting for setting in settings}
     return {setting: [_cut(prompt, words[setting]) for prompt in prompts] for setting in settings}
 
 
 def slow(prompts: list[str], settings: tuple[Any, ...]) -> Mapping[Any, list[Any]]:
-    """Returns what `cut` returns, so slowly that a kill meets it."""
+    """Returns the output of `cut`, so slowly that a kill interrupts it."""
     time.sleep(0.1 * len(prompts))
     return cut(prompts, settings)
 

@@ -1,4 +1,4 @@
-"""What a worker decodes on."""
+"""The devices on which a worker decodes."""
 
 import pathlib
 
@@ -15,7 +15,7 @@ from tests.pipelines import build_assignment
 
 
 def test_a_cpu_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker on which JAX falls back to the CPU stops and says so; one with a device goes on."""
+    """A worker on which JAX falls back to the CPU stops with a message; one with a device continues."""
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     with pytest.raises(RuntimeError, match="JAX finds only its CPU"):
         require_accelerator()
@@ -25,7 +25,7 @@ def test_a_cpu_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_decoding_waits_for_its_device(tmp_path: pathlib.Path) -> None:
-    """A step that needs an accelerator stops before it looks for the model; one that does not, looks for it."""
+    """A step that needs an accelerator checks for it before it loads the model; other steps load the model at once."""
     assignment = build_assignment(str(tmp_path), model="/nowhere/model")
     for needs_accelerator, message in ((True, "JAX finds only its CPU"), (False, "/nowhere")):
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))

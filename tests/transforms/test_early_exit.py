@@ -47,7 +47,7 @@ def assert_answered(results: list[PredictionResult], generator: Generator) -> No
 
 @pytest.mark.parametrize("options", [{}, {"max_batch_size": 3, "min_batch_size": 1}, {"batch_size": 2}], ids=str)
 def test_answers_are_those_of_the_generator(served: Served, options: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """Whatever the batches, every prompt is answered once, and names manifest and entry."""
+    """In any batches, every prompt is answered once, with the names of manifest and entry."""
     handler = EarlyExitModelHandler(served.manifest, served.model, **options)
     results, counters = run(PROMPTS, handler, tmp_path / "results")
     assert {example: len(found) for example, found in by_example(results).items()} == {
@@ -59,7 +59,7 @@ def test_answers_are_those_of_the_generator(served: Served, options: dict[str, A
     assert counters["num_inferences"] == counters["decoded-prompts"] == len(PROMPTS)
     answers = [result.inference for result in results]
     assert counters["generated-tokens"] == sum(len(answer.tokens) for answer in answers)
-    # What was promised, as it is served.
+    # The promise, as it is served.
     assert counters["served-layers"] == sum(sum(answer.exit_layers) for answer in answers)
     assert counters["full-model-layers"] == counters["generated-tokens"] * answers[0].num_layers
     assert counters["exit-tests"] == sum(exit_tests(answer, read_manifest(served.manifest)) for answer in answers) > 0
@@ -73,7 +73,7 @@ _BROKEN = {
 
 
 def test_a_prompt_without_an_answer_takes_no_other_along(tmp_path: pathlib.Path) -> None:
-    """Prompts that are refused, and one whose output means nothing, stand among the answers with their reasons."""
+    """Refused prompts, and one whose output is not finite, are among the answers with their reasons."""
     served = Served(tmp_path / "served", is_broken=True)
     handler = EarlyExitModelHandler(served.manifest, served.model, min_batch_size=50, max_batch_size=50)
     good = [prompt for prompt in PROMPTS if BROKEN_ID not in prompt]
@@ -94,7 +94,7 @@ def test_a_prompt_without_an_answer_takes_no_other_along(tmp_path: pathlib.Path)
 
 
 def test_dead_letters(served: Served, tmp_path: pathlib.Path) -> None:
-    """With `require_answer`, a broken prompt ends the run, or is a dead letter by itself, with its reason."""
+    """With `require_answer`, a broken prompt ends the run, or becomes a single dead letter with its reason."""
     handler = EarlyExitModelHandler(served.manifest, served.model).with_postprocess_fn(require_answer)
     with pytest.raises(Exception, match=r"prompt \(5, 99\): token ids must be integers from 0 to 63, got 99"):
         run([*PROMPTS, (5, 99)], handler, tmp_path / "fails")
@@ -118,7 +118,7 @@ def test_dead_letters(served: Served, tmp_path: pathlib.Path) -> None:
 
 
 def test_keys_stay_with_their_prompts(served: Served, tmp_path: pathlib.Path) -> None:
-    """Behind Beam's handler of keys, each answer has the key of its prompt, and a broken prompt too."""
+    """With Beam's handler of keys, each answer has the key of its prompt, as has a broken prompt."""
     handler = KeyedModelHandler(EarlyExitModelHandler(served.manifest, served.model))
     elements = [*enumerate(PROMPTS), (99, (5, 99))]
     results, _ = run(elements, handler, tmp_path / "results")
@@ -131,7 +131,7 @@ def test_keys_stay_with_their_prompts(served: Served, tmp_path: pathlib.Path) ->
 
 
 def test_a_manifest_for_each_key(tmp_path: pathlib.Path) -> None:
-    """Two manifests of one model answer each its own keys, and the model is loaded once."""
+    """Two manifests of one model answer their own keys each, and the model is loaded once."""
     served = Served(tmp_path / "served")
     other = served.add_manifest("other.json", build_entry(0.9))
     handlers = [EarlyExitModelHandler(manifest, served.model) for manifest in (served.manifest, other)]
@@ -150,7 +150,7 @@ def test_a_manifest_for_each_key(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_keys_in_processes_share_the_model(tmp_path: pathlib.Path) -> None:
-    """Two worker processes with a manifest for each key have one model between them."""
+    """Two worker processes with a manifest for each key share one model."""
     served = Served(tmp_path / "served")
     other = served.add_manifest("other.json", build_entry(0.9))
     paths = {"en": served.manifest, "fr": other}
@@ -167,7 +167,7 @@ def test_keys_in_processes_share_the_model(tmp_path: pathlib.Path) -> None:
 
 
 def test_groups_of_one_manifest(tmp_path: pathlib.Path) -> None:
-    """A prompt that names its group is answered by the group's entry, and by the safest if nobody knows it."""
+    """A prompt that names its group is answered by the group's entry; for an unknown group, by the safest entry."""
     served = Served(tmp_path / "served")
     served.manifest = served.add_grouped_manifest("groups.json", {None: 0.2, "en": 0.9, "fr": 0.05})
     handler = EarlyExitModelHandler(served.manifest, served.model)
@@ -185,7 +185,7 @@ def test_groups_of_one_manifest(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_group_under_a_manifest_without_groups_is_refused(served: Served, tmp_path: pathlib.Path) -> None:
-    """Such a prompt has no answer and says why, instead of being answered without a promise; others have theirs."""
+    """A prompt with a group under a manifest without groups has no answer and says why; others have answers."""
     elements = [NamedPrompt(prompt=PROMPTS[0], group="en"), NamedPrompt(prompt=PROMPTS[0])]
     results, counters = run(elements, EarlyExitModelHandler(served.manifest, served.model), tmp_path / "results")
     by_group = {result.example.group: result.inference for result in results}
@@ -199,7 +199,7 @@ def test_a_group_under_a_manifest_without_groups_is_refused(served: Served, tmp_
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_processes_of_a_machine_share_the_model(is_shared: bool, tmp_path: pathlib.Path) -> None:
-    """Two worker processes give the answers of one, by one model or by one each."""
+    """Two worker processes give the answers of one, whether they share a model or load one each."""
     served = Served(tmp_path / "served")
     handler = EarlyExitModelHandler(
         served.manifest, served.model, share_model_across_processes=is_shared, max_batch_size=5
@@ -259,7 +259,7 @@ def test_what_cannot_be_served_is_refused_before_workers_start(served: Served) -
 
 
 def test_copies_are_for_different_processes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process asks one of the copies, always the same, and every handler of the model asks that one."""
+    """Each process always uses the same copy, and so does every handler of the model."""
     tags = []
     for number in (6, 7, 8):
         monkeypatch.setattr("os.getpid", lambda number=number: number)
@@ -271,14 +271,14 @@ def test_copies_are_for_different_processes(served: Served, monkeypatch: pytest.
 
 
 def test_another_model_answers_nothing(served: Served, tmp_path: pathlib.Path) -> None:
-    """Where workers find another model than the one that was calibrated, the run ends, as `Generator` would."""
+    """If workers find another model than the calibrated one, the run ends, as `Generator` would."""
     other = str(write_model(tmp_path / "other", seed=1))
     with pytest.raises(Exception, match="Thresholds hold for no other model"):
         run(PROMPTS, _settings(served, model=other), tmp_path / "results")
 
 
 def test_batches_are_made_by_width(served: Served) -> None:
-    """Long prompts weigh more, a bound on the KV cache bounds the weight, and who says how many prompts is believed."""
+    """Long prompts weigh more, a KV cache bound limits the weight, and a given number of prompts is used as it is."""
     chosen = _settings(served, max_cache_tokens=640).batch_elements_kwargs()
     assert chosen["max_batch_size"] == 160
     size = chosen["element_size_fn"]
@@ -294,7 +294,7 @@ def test_batches_are_made_by_width(served: Served) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_embedded_model_answers_as_one_by_one(tmp_path: pathlib.Path) -> None:
-    """A trained model, on texts: the answers of a pipeline are those of single prompts but at near ties."""
+    """A trained model on texts gives the answers of single prompts in a pipeline, but for near ties."""
     checkpoint = load_checkpoint(str(MODEL))
     vocabulary = Vocabulary(MODEL / "sentencepiece.model", extra_ids=0)
     entry = build_entry(0.6, threshold_by_position=(float(np.float32(0.6)),) * 32)

@@ -1,4 +1,4 @@
-"""Reading a calibration set: what is accepted, and what each refusal says."""
+"""Reading a calibration set: accepted rows, and the message of each refusal."""
 
 import gzip
 import json
@@ -47,7 +47,7 @@ def _read(
     cluster_key: str | None = None,
     part: Split | None = None,
 ) -> list[tuple[int, list[Example]]]:
-    """Returns what the transform gives for these files: shards with their examples, both sorted."""
+    """Returns the transform's output for these files: shards with their examples, both sorted."""
     _COUNTS.clear()
     _KEPT.clear()
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
@@ -70,7 +70,7 @@ def _ids(shards: list[tuple[int, list[Example]]]) -> list[str]:
 
 
 def test_reads_plain_and_compressed_files(tmp_path: pathlib.Path) -> None:
-    """The same rows come out of .jsonl and .jsonl.gz, with the number of their line."""
+    """The same rows with their line numbers are read from .jsonl and .jsonl.gz."""
     plain = list(read_examples(str(write_rows(tmp_path / "a.jsonl", _ROWS)), file_index=2))
     packed = list(read_examples(str(_write_gzip(tmp_path / "a.jsonl.gz", _ROWS)), file_index=2))
     assert plain == packed
@@ -81,7 +81,7 @@ def test_reads_plain_and_compressed_files(tmp_path: pathlib.Path) -> None:
 
 
 def test_fields_of_an_example(tmp_path: pathlib.Path) -> None:
-    """Token ids lose padding at their end, an id is derived where none is given, other keys are ignored."""
+    """Token ids lose padding at their end, a missing id is derived, and other keys are ignored."""
     rows: list[dict[str, Any]] = [{"input_ids": [5, 0, 7, 1, 0, 0], "note": "x"}, {"id": "b", "input": " é "}]
     ids, text = read_examples(str(write_rows(tmp_path / "a.jsonl", rows)))
     assert (ids.input, ids.input_ids, ids.references, ids.has_own_id) == (None, (5, 0, 7, 1), (), False)
@@ -90,7 +90,7 @@ def test_fields_of_an_example(tmp_path: pathlib.Path) -> None:
 
 
 def test_several_files_make_one_set(tmp_path: pathlib.Path) -> None:
-    """All rows of all files arrive once, and know which file they came from."""
+    """All rows of all files arrive once, with the name of their file."""
     one = write_rows(tmp_path / "one.jsonl", _ROWS[:4])
     two = _write_gzip(tmp_path / "two.jsonl.gz", _ROWS[4:])
     shards = _read(one, two)
@@ -101,7 +101,7 @@ def test_several_files_make_one_set(tmp_path: pathlib.Path) -> None:
 
 
 def test_examples_that_are_there_are_divided_alike(tmp_path: pathlib.Path) -> None:
-    """Examples that the launching machine has read come in the shards that files of them come in, each once."""
+    """Examples already read by the launching machine are put in the shards that files would put them in, once each."""
     path = write_rows(tmp_path / "a.jsonl", [*_ROWS, {**_ROWS[0], "id": "again"}])
     from_file = _read(path)
     _KEPT.clear()
@@ -118,7 +118,7 @@ def _homes(shards: list[tuple[int, list[Example]]]) -> dict[str, int]:
 
 
 def test_in_order_shards_depend_on_ids_alone(tmp_path: pathlib.Path) -> None:
-    """Other prompts, files and rows leave every id in its shard; another salt does not."""
+    """With other prompts, files or rows every id stays in its shard; another salt moves it."""
     one = write_rows(tmp_path / "one.jsonl", _ROWS)
     home = _homes(_read(one, order="a"))
     changed = [{**row, "input": f"another {row['input']}"} for row in reversed(_ROWS)]
@@ -129,7 +129,7 @@ def test_in_order_shards_depend_on_ids_alone(tmp_path: pathlib.Path) -> None:
 
 
 def test_in_order_repeated_prompts_are_spread_and_counted_once(tmp_path: pathlib.Path) -> None:
-    """Examples with one prompt are independent draws: they do not come together, and all but the first are marked."""
+    """Examples with one prompt are independent draws: they are spread, and all but the first are marked."""
     rows = [{"id": f"r{index}", "input": f"text {index % 2}"} for index in range(40)]
     shards = _read(write_rows(tmp_path / "rows.jsonl", rows), order="a", num_shards=5)
     for prompt in ("text 0", "text 1"):
@@ -140,12 +140,12 @@ def test_in_order_repeated_prompts_are_spread_and_counted_once(tmp_path: pathlib
             if example.input == prompt
         ]
         assert len({shard for shard, _, _ in found}) == 5
-        # By shard and id: whichever rounds are counted, so many prompts of theirs are repeated.
+        # By shard and id: any number of rounds has its own number of repeated prompts.
         assert [repeats for *_, repeats in sorted(found)] == [False] + [True] * 19
 
 
 def test_in_order_equal_examples_without_ids_are_spread(tmp_path: pathlib.Path) -> None:
-    """Equal rows without ids are told apart before they are divided, so that they do not come together either."""
+    """Equal rows without ids get distinct ids before they are divided, so that they are spread as well."""
     rows: list[dict[str, Any]] = [{"input": "the same", "references": ["x"]}] * 30
     shards = _read(write_rows(tmp_path / "rows.jsonl", rows), order="a", num_shards=5)
     assert len(shards) == 5
@@ -153,7 +153,7 @@ def test_in_order_equal_examples_without_ids_are_spread(tmp_path: pathlib.Path) 
 
 
 def test_in_order_clusters_stay_together(tmp_path: pathlib.Path) -> None:
-    """A cluster is what is drawn: its examples are in one shard, which its name alone decides."""
+    """A cluster is the unit of drawing: its examples are in one shard, which depends on its name alone."""
     rows = [{"id": f"r{index}", "input": f"text {index}", "page": index // 4} for index in range(40)]
     shards = _read(write_rows(tmp_path / "rows.jsonl", rows), order="a", cluster_key="page")
     homes: dict[str | None, set[int]] = {}
@@ -165,7 +165,7 @@ def test_in_order_clusters_stay_together(tmp_path: pathlib.Path) -> None:
 
 
 def test_shards_depend_on_prompts_alone(tmp_path: pathlib.Path) -> None:
-    """Other files, order, ids and references leave every prompt in its shard, and equal prompts meet in one."""
+    """With other files, order, ids or references every prompt stays in its shard, and equal prompts share one."""
     one = write_rows(tmp_path / "one.jsonl", _ROWS)
     changed = [{"input": row["input"], "id": f"other-{row['id']}"} for row in reversed(_ROWS)]
     two = write_rows(tmp_path / "two.jsonl", changed)
@@ -199,7 +199,7 @@ def test_shards_depend_on_prompts_alone(tmp_path: pathlib.Path) -> None:
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
 def test_malformed_lines_are_located(tmp_path: pathlib.Path, suffix: str, line: str, message: str) -> None:
-    """A bad line is refused with its file, its number and what is wrong with it."""
+    """A bad line is refused with its file, its number and the error."""
     content = (json.dumps(_ROWS[0]) + "\n" + line + "\n").encode()
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
@@ -210,7 +210,7 @@ def test_malformed_lines_are_located(tmp_path: pathlib.Path, suffix: str, line: 
 
 
 def test_text_that_is_not_utf_8(tmp_path: pathlib.Path) -> None:
-    """Latin-1 is refused with file and line rather than read as something else."""
+    """Latin-1 is refused with file and line, and not read as other text."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes('{"input": "été"}\n'.encode("latin-1"))
     with pytest.raises(DataError, match=re.escape(f"{path}, line 1: not UTF-8 text: 'utf-8' codec can't decode")):
@@ -226,7 +226,7 @@ def test_deeply_nested_json(tmp_path: pathlib.Path) -> None:
 
 
 def test_lone_surrogates_are_refused(tmp_path: pathlib.Path) -> None:
-    """Half of a surrogate pair is no text: neither vocabularies nor files can hold it."""
+    """Half of a surrogate pair is refused: neither vocabularies nor files can hold it."""
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input": "\\ud800 x"}\n')
     with pytest.raises(DataError, match=re.escape(f"{path}, line 1: ")):
@@ -234,13 +234,13 @@ def test_lone_surrogates_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_empty_file_has_no_examples(tmp_path: pathlib.Path) -> None:
-    """Empty files, compressed or not, give nothing and are no error of reading."""
+    """Empty files, compressed or not, have no examples and are no reading error."""
     assert list(read_examples(str(write_rows(tmp_path / "a.jsonl", [])))) == []
     assert list(read_examples(str(_write_gzip(tmp_path / "a.jsonl.gz", [])))) == []
 
 
 def test_truncated_gzip(tmp_path: pathlib.Path) -> None:
-    """A compressed file that ends too early is refused by name; no row is quietly lost."""
+    """A truncated compressed file is refused by name; no row is silently lost."""
     path = _write_gzip(tmp_path / "a.jsonl.gz", [{"input": f"{7919 * index} text"} for index in range(2000)])
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(DataError, match=rf"{re.escape(str(path))}: damaged gzip data after line [1-9]\d* \("):
@@ -248,7 +248,7 @@ def test_truncated_gzip(tmp_path: pathlib.Path) -> None:
 
 
 def test_gzip_that_is_none(tmp_path: pathlib.Path) -> None:
-    """A plain file that is called .gz is refused by name."""
+    """A plain file named .gz is refused by name."""
     path = write_rows(tmp_path / "a.jsonl.gz", _ROWS)
     message = f"{path}: damaged gzip data after line 0 (Not a gzipped file"
     with pytest.raises(DataError, match=re.escape(message)):
@@ -267,7 +267,7 @@ def test_gzip_with_flipped_bits(tmp_path: pathlib.Path) -> None:
 
 
 def test_references_are_needed_for_risk(tmp_path: pathlib.Path) -> None:
-    """Where references are needed, the first example without is refused by file, line and id."""
+    """If references are needed, the first example without one is refused by file, line and id."""
     path = write_rows(tmp_path / "a.jsonl", [*_ROWS[:2], {"id": "bare", "input": "x"}])
     assert len(list(read_examples(str(path)))) == 3
     message = f"{path}, line 3: risk consistency needs references, example bare has none."
@@ -306,7 +306,7 @@ def test_nothing_is_decoded_before_ids_are_checked(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.parametrize("files", [1, 2])
 def test_text_and_ids_in_one_set(files: int, tmp_path: pathlib.Path) -> None:
-    """Prompts of both kinds end the run, with the first row of each, in whatever files and rows they stand."""
+    """Prompts of both kinds end the run with the first row of each, in whatever files and rows they are."""
     one = write_rows(tmp_path / "one.jsonl", [*_ROWS, {"input_ids": [5, 1]}, {"input_ids": [6, 1]}][: 9 + 3 // files])
     two = write_rows(tmp_path / "two.jsonl", [{"input_ids": [5, 1]}, {"input_ids": [7, 1]}])
     ids = f"{one}, line 11" if files == 1 else f"{two}, line 1"
@@ -354,7 +354,7 @@ def test_parts_make_up_the_whole(order: str | None, tmp_path: pathlib.Path) -> N
 
 
 def test_equal_rows_are_in_both_parts(tmp_path: pathlib.Path) -> None:
-    """They are told apart first: kept together, a prompt that comes often would be in one part alone."""
+    """Equal rows get distinct ids first: kept together, a frequent prompt would be in one part only."""
     path = write_rows(tmp_path / "a.jsonl", [{"input": "a"}] * 40)
     sizes = [len(_ids(_read(path, part=part))) for part in _PARTS]
     assert sum(sizes) == 40
@@ -362,7 +362,7 @@ def test_equal_rows_are_in_both_parts(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_confirms_repeats_what_chose(tmp_path: pathlib.Path) -> None:
-    """A prompt of both parts is marked where it confirms; so the parts together count every repetition."""
+    """A prompt of both parts is marked in the holdout, so that the parts together count every repetition."""
     names = {part.name: [f"p{at}" for at in range(99) if part.has(f"p{at}")] for part in _PARTS}
     rows = [
         {"id": names[CALIBRATING][0], "input": "of both"},
@@ -382,7 +382,7 @@ def test_what_confirms_repeats_what_chose(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_id_of_both_parts_is_refused(tmp_path: pathlib.Path) -> None:
-    """Two clusters that share an id may be in different parts; the ids of both are compared."""
+    """Two clusters with a common id may be in different parts; the ids of both are compared, and the id is refused."""
     names = [next(f"p{at}" for at in range(99) if part.has(f"p{at}")) for part in _PARTS]
     path = write_rows(tmp_path / "a.jsonl", [{"id": "x", "input": "a", "page": name} for name in names])
     for part in _PARTS:

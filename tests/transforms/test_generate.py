@@ -1,4 +1,4 @@
-"""Answers of a pipeline are those of one prompt at a time, each prompt's once, however they are spread."""
+"""Pipelines give every prompt the answer of a single call, once, however prompts are spread."""
 
 import dataclasses
 import gzip
@@ -46,7 +46,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def _run(source: beam.PTransform, output: pathlib.Path, folder: pathlib.Path, **asked: Any) -> list[dict[str, Any]]:
-    """Answers into a folder by what lies in another, and returns the rows."""
+    """Answers into a folder with the model and manifest of another, and returns the rows."""
     settings = {"manifest": str(folder), "model": str(folder / "model"), "batch_size": _BATCH_SIZE, **asked}
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = pipeline | source | Generate(output=str(output), **settings)
@@ -94,7 +94,7 @@ def test_answers_do_not_depend_on_how_prompts_are_spread(
 
 
 def test_prompts_of_a_pipeline_of_ones_own_are_answered(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Rows and plain texts come without files; equal texts without ids get one answer each; and examples do too."""
+    """Rows, texts and examples of a user's pipeline are answered without files; equal texts get one answer each."""
     generator = Generator.from_manifest(folder / "manifest.json", folder / "model")
     made: list[Any] = [{"id": "a", "input": "the owl"}, {"id": "b", "input_ids": [5, 9, 1]}, "the cat", "the cat"]
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
@@ -113,7 +113,7 @@ def test_prompts_of_a_pipeline_of_ones_own_are_answered(folder: pathlib.Path, tm
 
 
 def test_a_prompt_without_an_answer_is_listed(broken: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """One that is unfit and one without an output stand in failures.jsonl with their reasons; others have answers."""
+    """Unfit prompts and those without an output are in failures.jsonl with their reasons; others have answers."""
     data = ReadPrompts(str(broken / "rows.jsonl"), num_shards=2)
     rows = _run(data, tmp_path / "answers", broken, on_error="list")
     assert sorted(row["id"] for row in rows) == sorted(row["id"] for row in id_rows(12))
@@ -137,7 +137,7 @@ def test_a_prompt_without_an_answer_is_listed(broken: pathlib.Path, tmp_path: pa
 def test_failures_end_the_run_unless_they_may_be(
     broken: pathlib.Path, tmp_path: pathlib.Path, asked: dict[str, Any], message: str
 ) -> None:
-    """By default the first one does; else, more than may fail. There is no mark of success then."""
+    """By default the first failure ends the run, else the first above the limit; no mark of success is written."""
     data = ReadPrompts(str(broken / "rows.jsonl"), num_shards=1)
     with pytest.raises(Exception, match=message):
         _run(data, tmp_path / "answers", broken, **asked)
@@ -145,7 +145,7 @@ def test_failures_end_the_run_unless_they_may_be(
 
 
 def test_ids_are_unique(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Two prompts of one id end the run before anything is decoded, of files and of a pipeline's own."""
+    """Two prompts with one id end the run before anything is decoded, from files and from a user's pipeline."""
     rows = [{"id": "a", "input": "the owl"}, {"id": "a", "input": "the cat"}]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     with pytest.raises(Exception, match="id 'a' occurs 2 times"):
@@ -162,14 +162,14 @@ class _Made(beam.PTransform):
         super().__init__()
         self._rows = rows
 
-    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    # Beam has no type hints for tuples of PCollections, and would report so at every run.
     @beam.typehints.decorators.no_annotations
     def expand(self, pipeline: beam.Pipeline) -> Any:
         return pipeline | beam.Create(self._rows) | ShardPrompts(num_shards=2)
 
 
 def test_sampled_prompts_have_a_loss_each(broken: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Losses are those that the meter measures one by one; a prompt without output has loss 1, a refused one none."""
+    """Losses equal the meter's single ones; a prompt without output has loss 1, a refused one none."""
     data = ReadPrompts(str(broken / "rows.jsonl"), num_shards=3)
     probe = {"on_error": "list", "probe_share": 0.999999, "probe_salt": "s"}
     answers = {row["id"]: row for row in _run(data, tmp_path / "answers", broken, **probe)}
@@ -188,7 +188,7 @@ def test_sampled_prompts_have_a_loss_each(broken: pathlib.Path, tmp_path: pathli
 
 
 def test_a_sample_is_drawn_by_ids_alone(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The same salt takes the same prompts, however they are spread; and answers do not change."""
+    """The same salt samples the same prompts, however they are spread, and answers do not change."""
     taken = []
     for num_shards in (1, 4):
         output = tmp_path / str(num_shards)
@@ -222,7 +222,7 @@ def _grouped(model: pathlib.Path) -> Manifest:
 
 @pytest.mark.parametrize("output_format", ["parquet", "jsonl"])
 def test_groups_are_answered_by_their_entries(tmp_path: pathlib.Path, output_format: str) -> None:
-    """Rows say by which threshold; each promise has its losses, and there is none about strangers and never exit."""
+    """Rows name their threshold; each entry has its losses, and never exit and unknown groups have none."""
     model = write_model(tmp_path / "model")
     write_manifest(_grouped(model), tmp_path / "manifest.json")
     names = itertools.cycle(("a", "b", "unknown"))
@@ -243,7 +243,7 @@ def test_groups_are_answered_by_their_entries(tmp_path: pathlib.Path, output_for
 
 
 def test_only_missing_shards_are_answered(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A run that goes on leaves what is stored as it is, and ends in the same bytes."""
+    """A resumed run keeps stored shards, and ends with the same bytes."""
     output = tmp_path / "answers"
     data = str(folder / "rows.jsonl")
     _run(ReadPrompts(data, num_shards=3), output, folder)
@@ -257,7 +257,7 @@ def test_only_missing_shards_are_answered(folder: pathlib.Path, tmp_path: pathli
 
 
 def test_what_cannot_be_asked_is_told_at_once(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Other sources, an output in the way and prompts of another kind are refused when the pipeline is put together."""
+    """Other sources, an existing output and prompts of another kind are refused when the pipeline is made."""
     data = str(folder / "rows.jsonl")
     made = beam.Pipeline(runner=FnApiRunner()) | beam.Create([1])
     with pytest.raises(UsageError, match="Generate takes what ReadPrompts, ShardPrompts or ReadExamples gives"):
@@ -276,7 +276,7 @@ def test_what_cannot_be_asked_is_told_at_once(folder: pathlib.Path, tmp_path: pa
 def test_losses_of_two_metrics_do_not_meet(
     folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run does not go on where the user's metric is another file than it was: its losses stand in one list."""
+    """A run is not resumed with a changed file of the user's metric, since one list holds losses of one metric."""
     module = tmp_path / "metric_that_changes.py"
     source = "def same(candidate, references):\n    return float(candidate in references)\n"
     module.write_text(source)

@@ -1,4 +1,4 @@
-"""Risk control of anybody's losses, as a pipeline."""
+"""Risk control of losses from any source, as a pipeline."""
 
 import random
 
@@ -29,7 +29,7 @@ def _rows(seed: int) -> list[tuple[str, str, float]]:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_losses_that_are_flattened_in_several_times_are_refused(times: int) -> None:
-    """Once they are tested; three times, as by patterns that overlap, the run ends, wherever the copies are summed."""
+    """Losses that are flattened in three times, as by overlapping patterns, end the run, wherever copies are summed."""
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
     parts = [pipeline | f"Read{number}" >> beam.Create(_rows(0)) for number in range(times)]
     found = (
@@ -51,7 +51,7 @@ def test_losses_that_are_flattened_in_several_times_are_refused(times: int) -> N
 
 
 def test_distinct_takes_rows_out_that_come_twice() -> None:
-    """What the error says helps: rows that are equal to the letter count once; ids with other losses are refused."""
+    """As the error advises, Distinct counts equal rows once; one id with several losses is still refused."""
     for more, message in (([], None), ([("example 3", setting, 0.5) for setting in _ORDER], "1 of 81 losses")):
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
         found = (
@@ -72,7 +72,7 @@ def test_distinct_takes_rows_out_that_come_twice() -> None:
 
 @pytest.mark.parametrize("options", [[], ["--direct_runner_bundle_repeat=1"]])
 def test_the_pipeline_gives_what_the_function_gives(options: list[str]) -> None:
-    """Per key, in any order, and with every bundle run twice, results are those of the losses in memory."""
+    """Per key, in any order, and with every bundle run twice, results equal those of the losses in memory."""
     expected: list[SettingResult] = []
     elements: list[tuple[str, tuple[str, str, float]]] = []
     for group in ("en", "fr"):

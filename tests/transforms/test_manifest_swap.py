@@ -1,4 +1,4 @@
-"""A running pipeline takes another manifest if that belongs to its model, and else keeps the one it has."""
+"""A running pipeline accepts a new manifest of its model, and otherwise keeps the one it has."""
 
 import pathlib
 import re
@@ -37,7 +37,7 @@ def _manifests(folder: pathlib.Path) -> tuple[Served, str, str]:
 
 
 def test_each_window_has_its_manifest(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A side input names another manifest, then a wrong one, then the first again: the wrong one is never served."""
+    """A side input names another manifest, then a wrong one, then the first again; the wrong one is never served."""
     served, good, wrong = _manifests(tmp_path / "served")
     handler = EarlyExitModelHandler(served.manifest, served.model)
     (tmp_path / "results").mkdir()
@@ -65,7 +65,7 @@ def test_each_window_has_its_manifest(tmp_path: pathlib.Path, caplog: pytest.Log
     for start, path in zip((0, 10, 20, 30), paths, strict=True):
         results = [each for number, each in found if number == start]
         digests = {each.model_id.split("#")[0] for each in results}
-        # Windows come in any order, so that it is either of the good ones that stays.
+        # Windows come in any order, so either of the good ones may stay.
         if path == wrong:
             assert digests <= {read_manifest(each).digest for each in accepted}
         else:
@@ -76,7 +76,7 @@ def test_each_window_has_its_manifest(tmp_path: pathlib.Path, caplog: pytest.Log
 
 
 def test_a_handler_keeps_what_it_took(tmp_path: pathlib.Path) -> None:
-    """After a wrong manifest, or none, the last that was taken answers, not the first; a file may come later."""
+    """After a wrong manifest, or none, the last accepted one answers, not the first; a file may come later."""
     served, good, wrong = _manifests(tmp_path / "served")
     handler = EarlyExitModelHandler(served.manifest, served.model)
     model = handler.load_model()
@@ -120,7 +120,7 @@ def test_keys_change_their_manifests(tmp_path: pathlib.Path) -> None:
         )
     results = collected(tmp_path / "results")
     assert len(results) == 2 * len(PROMPTS)
-    # Beam tells a handler of keys about new paths after its first batch.
+    # Beam gives new paths to a handler of keys after its first batch.
     for key, paths in (("en", {served.manifest, good}), ("fr", {third})):
         found = set()
         for path in paths:
@@ -132,7 +132,7 @@ def test_keys_change_their_manifests(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_stream_takes_what_comes(tmp_path: pathlib.Path) -> None:
-    """While prompts go on coming, another manifest is taken and a wrong one is not; each prompt is answered once."""
+    """While prompts arrive, another manifest is accepted and a wrong one is not; each prompt is answered once."""
     served, good, wrong = _manifests(tmp_path / "served")
     paths = (served.manifest, wrong, good, wrong)
     stream = test_stream.TestStream(output_tags=["paths", "prompts"])

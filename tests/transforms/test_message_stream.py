@@ -1,4 +1,4 @@
-"""Prompts that come as messages: answered once each, watched, and under the manifest that is announced."""
+"""Prompts that arrive as messages are answered once, monitored, and served under the announced manifest."""
 
 import itertools
 import json
@@ -46,7 +46,7 @@ def _metadata(message: bytes) -> ModelMetadata:
 
 
 def _until(is_reached: Callable[[], bool], *, meanwhile: Callable[[], Any]) -> None:
-    """Waits for something, at most minutes."""
+    """Waits minutes at most until a condition holds."""
     for _ in range(1000):
         if is_reached():
             return
@@ -60,13 +60,13 @@ def _until(is_reached: Callable[[], bool], *, meanwhile: Callable[[], Any]) -> N
 def test_messages_are_answered_while_manifests_change(
     service: MessageService, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another manifest is taken while prompts come, one of another model is not; windows are watched as they end."""
+    """While prompts arrive, another manifest is accepted, one of another model is not, and each window is monitored."""
     served = Served(tmp_path / "served")
     good = served.add_manifest("good.json", build_entry(0.9))
     wrong = served.add_manifest("wrong.json", build_entry(0.5), model=str(write_model(tmp_path / "other", seed=1)))
     publisher, subscriber = pubsub.PublisherClient(), pubsub.SubscriberClient()
     prompts, manifests = (publisher.topic_path(_PROJECT, name) for name in ("prompts", "manifests"))
-    # Their own, not ones that Beam makes: it would remove them when the service is gone.
+    # Our own subscriptions, since Beam would remove its own after the service has ended.
     asked, told = (subscriber.subscription_path(_PROJECT, name) for name in ("prompts", "manifests"))
     for topic, subscription in ((prompts, asked), (manifests, told)):
         publisher.create_topic(name=topic)
@@ -105,7 +105,7 @@ def test_messages_are_answered_while_manifests_change(
         sent[name] = PROMPTS[len(sent) % len(PROMPTS)]
         publisher.publish(prompts, json.dumps(sent[name]).encode(), id=name).result()
         if path is not None:
-            # Again and again, as what watches a folder does: a window sees what was announced in it.
+            # Repeatedly, as a watcher of a folder does: a window sees its own announcements.
             publisher.publish(manifests, path.encode()).result()
 
     def digests() -> set[str]:
@@ -120,7 +120,7 @@ def test_messages_are_answered_while_manifests_change(
         for _ in range(8):
             send_and_announce(wrong)
         _until(lambda: len(collected(results)) >= len(sent), meanwhile=lambda: None)
-        # Who comes when the watermark is past is not watched: a few, on a busy machine.
+        # Prompts behind the watermark are not monitored: a few, on a busy machine.
         _until(lambda: _watched(states) > len(sent) / 2, meanwhile=lambda: None)
     finally:
         result.cancel()

@@ -1,4 +1,4 @@
-"""What decoding counts."""
+"""Metrics of decoding."""
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -55,7 +55,7 @@ class _MeasureOnce(beam.DoFn):
 
 
 def test_what_was_not_measured_is_no_spread() -> None:
-    """A bundle that is run again, and then measures nothing, has no spread: its extremes would be none."""
+    """A bundle that is run again and then measures nothing has no spread, whose extremes would be undefined."""
     for flags, found in (([], [30]), (["--direct_runner_bundle_repeat=1"], [])):
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(flags))
         _ = pipeline | beam.Create([1]) | beam.ParDo(_MeasureOnce())

@@ -15,7 +15,7 @@ _THREADS = 6
 
 
 class _Copy:
-    """A model that knows whether two threads ever used it at once."""
+    """A model that records whether two threads ever used it at once."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -35,7 +35,7 @@ def _use(copies: ModelCopies[_Copy], barrier: threading.Barrier) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("most", [1, 2, 20])
 def test_a_copy_has_one_user(most: int) -> None:
-    """However many threads there are, each copy serves one of them, and no more are loaded than allowed or wanted."""
+    """With any number of threads, each copy serves one, and no more are loaded than allowed or needed."""
     loaded: list[_Copy] = []
 
     def load() -> _Copy:
@@ -53,7 +53,7 @@ def test_a_copy_has_one_user(most: int) -> None:
 
 
 def test_second_copies_wait_for_a_second_thread() -> None:
-    """A copy that is given back is lent again; another is loaded only while all are lent."""
+    """A returned copy is lent again; another is loaded only while all are lent."""
     names = iter("abc")
     copies = ModelCopies(lambda: next(names), most=3)
     for _ in range(2):
@@ -64,7 +64,7 @@ def test_second_copies_wait_for_a_second_thread() -> None:
 
 
 def test_a_copy_comes_back_after_an_error() -> None:
-    """Work that fails gives its copy back, and a load that fails leaves its place free."""
+    """Failing work returns its copy, and a failing load frees its place."""
     attempts = iter(["a", None, "b"])
 
     def load() -> str:
@@ -84,7 +84,7 @@ def test_a_copy_comes_back_after_an_error() -> None:
 
 
 def test_load_times_are_told_once() -> None:
-    """Each load is reported by whoever asks first."""
+    """Each load is reported once, to the first caller that asks."""
     copies = ModelCopies(object, most=2)
     assert len(copies.take_load_msecs()) == 1
     assert copies.take_load_msecs() == []
@@ -95,7 +95,7 @@ def test_load_times_are_told_once() -> None:
 
 @pytest.mark.timeout(200)
 def test_threads_of_a_process_share_the_model(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With three workers that are threads, the model is loaded once, and the result is that of one worker."""
+    """Three workers in threads load the model once, and give the result of one worker."""
     load, log = worker.load_model, tmp_path / "loads"
 
     def counted_load(assignment: Assignment) -> object:

@@ -1,4 +1,4 @@
-"""Promises are watched in pipelines as `calm-beam monitor` watches them."""
+"""Pipelines monitor promises as `calm-beam monitor` does."""
 
 import dataclasses
 import json
@@ -71,7 +71,7 @@ def _monitored(
 def test_a_batch_gives_what_the_command_gives(
     seed: int, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """However losses are shuffled and divided, states are those of `calm-beam monitor`, to the last bit."""
+    """However losses are shuffled and divided, states equal those of `calm-beam monitor` to the last bit."""
     shuffled = [*_LOSSES]
     random.Random(seed).shuffle(shuffled)
     states, alarms, counters = _monitored(tmp_path / "out", beam.Create(shuffled), beam.Reshuffle(num_buckets=1 + seed))
@@ -90,7 +90,7 @@ def test_a_batch_gives_what_the_command_gives(
 
 
 def test_missing_losses_have_an_alarm_of_their_own(tmp_path: pathlib.Path) -> None:
-    """Losses that were not measured prove nothing: they raise the other alarm, and counters tell both apart."""
+    """Missing losses prove nothing: they raise an alarm of their own, and counters distinguish the two."""
     missing = [
         dataclasses.replace(loss, value=1.0, failure="no references: none had come")
         if number % 3 == 0
@@ -105,7 +105,7 @@ def test_missing_losses_have_an_alarm_of_their_own(tmp_path: pathlib.Path) -> No
 
 
 def test_rows_of_a_probe_are_taken(tmp_path: pathlib.Path) -> None:
-    """Rows as a probe writes them say what they are about by the manifest."""
+    """Rows as a probe writes them name their entry by the manifest."""
     expected, _, _ = _monitored(tmp_path / "values", beam.Create(_LOSSES))
     rows = [loss.to_row() for loss in _LOSSES]
     write_manifest(_MANIFEST, tmp_path / "manifest.json")
@@ -125,13 +125,13 @@ def test_rows_of_a_probe_are_taken(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_other_rows_end_the_run(row: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
-    """Losses of another promise, of an entry without a risk, or out of range are never taken for losses of this one."""
+    """Losses of another promise, of an entry without a risk, or out of range are refused."""
     with pytest.raises(Exception, match=message):
         _monitored(tmp_path / "out", beam.Create([row]), manifest=_MANIFEST)
 
 
 def test_a_request_counts_once(tmp_path: pathlib.Path) -> None:
-    """A message that was delivered again adds nothing, and of two losses of one request the smaller counts."""
+    """A message that is delivered again adds nothing; of two losses of one request the smaller counts."""
     larger = dataclasses.replace(_LOSSES[3], value=1.0)
     assert _LOSSES[3].value == 0
     expected, _, _ = _monitored(tmp_path / "once", beam.Create(_LOSSES))
@@ -140,7 +140,7 @@ def test_a_request_counts_once(tmp_path: pathlib.Path) -> None:
 
 
 def _stream(windows: Sequence[Sequence[SampledLoss]], *, size: int = 10) -> test_stream.TestStream:
-    """Returns a stream with some losses in every window, of which those of the next come before the watermark."""
+    """Returns a stream with losses in every window, of which those of the next come before the watermark."""
     stream = test_stream.TestStream()
     for number, losses in enumerate(windows):
         values = [TimestampedValue(loss, number * size + place % size) for place, loss in enumerate(losses)]
@@ -156,7 +156,7 @@ _WINDOWS = [_losses(_BAD, mean=mean, count=20, seed=seed) for seed, mean in enum
 
 
 def test_windows_of_a_stream_follow_one_another(tmp_path: pathlib.Path) -> None:
-    """After each window the state is that of all losses until then, and the alarm is raised once."""
+    """After each window the state is that of all losses so far, and the alarm is raised once."""
     states, alarms, _ = _monitored(tmp_path / "out", _stream(_WINDOWS), beam.WindowInto(window.FixedWindows(10)))
     expected, monitor = {}, None
     for number, losses in enumerate(_WINDOWS):
@@ -167,7 +167,7 @@ def test_windows_of_a_stream_follow_one_another(tmp_path: pathlib.Path) -> None:
 
 
 def test_windows_in_a_batch_are_those_of_the_stream(tmp_path: pathlib.Path) -> None:
-    """What was stored is watched as it was when it came."""
+    """Stored losses give the states that they gave as a stream."""
     windows = beam.WindowInto(window.FixedWindows(10))
     streamed, _, _ = _monitored(tmp_path / "stream", _stream(_WINDOWS), beam.WindowInto(window.FixedWindows(10)))
     values = [
@@ -185,7 +185,7 @@ def test_windows_in_a_batch_are_those_of_the_stream(tmp_path: pathlib.Path) -> N
 
 
 def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path) -> None:
-    """Windows in which a loss counts twice, streams without windows, and other alphas are refused before a run."""
+    """Windows that overlap, streams without windows, and other alphas are refused before a run."""
     with pytest.raises(ValueError, match=re.escape("alpha must be in (0, 1), got 5.")):
         MonitorRisk(alpha=5)
     for windows in (window.SlidingWindows(10, 5), window.Sessions(10)):

@@ -1,4 +1,4 @@
-"""Transforms take the options that commands have: by the same names, with the same defaults and refusals."""
+"""Transforms take the commands' options, with the same names, defaults and refusals."""
 
 import pickle
 from typing import Any
@@ -12,13 +12,13 @@ from calm_beam.options import Options, options_of
 from calm_beam.options.option import default_of
 from calm_beam.transforms import Generate, Sweep
 
-# What a step of a pipeline has to be told, and a grid, which a command may also give by its step.
+# Arguments that a pipeline step requires, and the grid, which a command may also give by its step.
 _OWN = {"output", "thresholds"}
 
 
 @pytest.mark.parametrize(("step", "request_"), [(Sweep, CalibrateRequest), (Generate, GenerateRequest)])
 def test_options_have_one_default(step: type[Options], request_: type[Options]) -> None:
-    """Whatever both have is the same where nobody gives it."""
+    """Options that transforms and commands share have the same defaults."""
     of_request = {name for name, _ in options_of(request_)}
     common = [name for name, _ in options_of(step) if name in of_request - _OWN]
     assert len(common) > 15
@@ -44,13 +44,13 @@ def test_options_are_listed(step: type[Options]) -> None:
     ],
 )
 def test_refusals_name_arguments(step: Any, given: dict[str, object], message: str) -> None:
-    """What a step does not take is refused when it is made, and called as the caller has written it."""
+    """An invalid option is refused when the step is made, under the caller's name for it."""
     with pytest.raises(UsageError, match=message):
         step(**{"manifest": "m"} if step is Generate else {"model": "m"}, output="o", **given)
 
 
 def test_a_step_can_be_labelled_and_pickled() -> None:
-    """Options stay as they were given, and Beam may still set what it sets on a transform."""
+    """Options stay as given, and Beam may still set its attributes on a transform."""
     step = Sweep(model="m", output="o", thresholds=(0.9, 0.5), batch_size=4)
     step.label = "SweepOnce"
     assert step.label == "SweepOnce"

@@ -1,4 +1,4 @@
-"""The pipeline on the in-process runner gives what plain functions give: the same table to the byte."""
+"""The pipeline on the in-process runner gives the results of plain functions: the same table to the byte."""
 
 import collections
 import csv
@@ -53,7 +53,7 @@ from tests.sampling import sampled
 
 @dataclasses.dataclass(frozen=True)
 class _Plain:
-    """What plain functions make of a data set."""
+    """The results of plain functions on a data set."""
 
     generations: dict[str, Generation]
     totals: CalibrationTotals
@@ -118,7 +118,7 @@ def _check_equal(output: pathlib.Path, model: pathlib.Path, paths: Sequence[str]
     """Checks generations, table and manifest of a run in `output` against plain functions."""
     plain = _plainly(model, paths)
     stored = [item for path in (output / "generations").rglob("*.parquet") for item in read_generations(path)]
-    # Which of equal prompts counts as the duplicate is a matter of order; how many do is not.
+    # Which of equal prompts counts as the duplicate depends on the order; the number of duplicates does not.
     found, expected = (
         [dataclasses.replace(item, duplicate=False) for item in sorted(items, key=lambda item: item.example.id)]
         for items in (stored, plain.generations.values())
@@ -166,12 +166,12 @@ def test_token_ids(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert (manifest.data.examples, manifest.data.duplicates, manifest.data.failed) == (30, plain.totals.duplicates, 0)
     assert manifest.data.duplicates == 4
     assert manifest.data.fingerprint == plain.totals.data_fingerprint()
-    # The choices differ, so that a mixed-up entry would show.
+    # The choices differ, so a mixed-up entry would show.
     assert len({entry.threshold for entry in manifest.calibrations}) > 1
 
 
 def test_texts(text_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Prompts given as text, without ids, some of them equal: the same holds."""
+    """Prompts given as text without ids, some of them equal, give the results of plain functions."""
     paths = split_rows(tmp_path / "data", text_rows(25), files=3)
     manifest = run_calibration(tmp_path / "out", model=text_model, paths=paths)
     _check_equal(tmp_path / "out", text_model, paths)
@@ -343,7 +343,7 @@ def test_settings_of_the_pipeline_reach_the_decoder(id_model: pathlib.Path, tmp_
 def test_ids_beyond_the_embedding_are_refused(
     id_model: pathlib.Path, tmp_path: pathlib.Path, index: int, message: str
 ) -> None:
-    """An id that the model does not have ends the run, with its example or line."""
+    """An id that the model lacks ends the run, with its example or line."""
     paths = [str(write_rows(tmp_path / "rows.jsonl", [*id_rows(5), {"id": "beyond", "input_ids": [5, index]}]))]
     with pytest.raises(DataError, match=re.escape(message)):
         run_calibration(tmp_path / "out", model=id_model, paths=paths, specs=TEXTUAL)
@@ -363,7 +363,7 @@ def test_prompts_that_cannot_be_encoded_count_with_loss_1(id_model: pathlib.Path
 
 
 def _always_fails(candidate: str, references: Sequence[str]) -> float:
-    """A metric of the user's that breaks on every output."""
+    """A user's metric that fails on every output."""
     raise ZeroDivisionError(candidate)
 
 
@@ -384,7 +384,7 @@ def _rows_with_broken_ones() -> list[dict[str, object]]:
 
 
 def test_failures_count_with_loss_1(tmp_path: pathlib.Path) -> None:
-    """Examples with logits that are not finite lose everything at every threshold, and touch no other example."""
+    """Examples with logits that are not finite have loss 1 at every threshold, and change no other example."""
     sound = write_model(tmp_path / "sound")
     model = write_model(tmp_path / "broken", is_broken=True)
     paths = [str(write_rows(tmp_path / "rows.jsonl", _rows_with_broken_ones()))]
@@ -406,7 +406,7 @@ def test_failures_count_with_loss_1(tmp_path: pathlib.Path) -> None:
         with open(tmp_path / name / "risk_table.csv", newline="") as file:
             sums.append([int(row["loss_sum"]) for row in csv.DictReader(file)])
     assert [with_broken - without for with_broken, without in zip(*sums, strict=True)] == [3 * 2**32] * len(sums[0])
-    # The twin: in a model whose embedding is whole, the same rows fail nowhere.
+    # With a model whose embedding is valid, the same rows never fail (the twin).
     assert run_calibration(tmp_path / "whole", model=sound, paths=paths, on_error="worst_case").data.failed == 0
 
 
@@ -427,14 +427,14 @@ def test_a_set_without_examples_is_no_result(id_model: pathlib.Path, tmp_path: p
 
 
 def test_a_checkpoint_that_changed_is_refused(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Workers decode with the weights that the run was started for, or not at all."""
+    """If the weights have changed since the run was started, workers do not decode."""
     assignment = build_assignment(str(tmp_path), model=str(id_model))
     with pytest.raises(CheckpointError, match=r"fingerprint is sha256:[0-9a-f]{64}, the run was started for sha256:0"):
         load_model(assignment)
 
 
 def test_a_vocabulary_that_changed_is_refused(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Workers decode with the vocabulary that the run was started for, or not at all."""
+    """If the vocabulary has changed since the run was started, workers do not decode."""
     path = write_vocabulary(tmp_path / "other.model")
     fingerprint = load_checkpoint(id_model).fingerprint()
     assignment = build_assignment(

@@ -1,4 +1,4 @@
-"""A pipeline watches its own promise: losses of sampled prompts, as a probe measures them, and their alarm."""
+"""A pipeline monitors its own promise by losses of sampled prompts, measured as a probe does."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def _expected(served: Served, folder: pathlib.Path, **sampling: Any) -> list[dic
 
 
 def test_losses_are_those_of_a_probe(tmp_path: pathlib.Path) -> None:
-    """The same requests are sampled, and lose what they lose there; all are answered as without a probe."""
+    """The probe's requests are sampled, with the probe's losses; answers are those without a probe."""
     served = Served(tmp_path / "served")
     handler = EarlyExitModelHandler(served.manifest, served.model, **_SAMPLING)
     plain, _ = run(_NAMED, EarlyExitModelHandler(served.manifest, served.model), tmp_path / "plain")
@@ -54,7 +54,7 @@ def test_losses_are_those_of_a_probe(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_lost_output_has_loss_1(tmp_path: pathlib.Path) -> None:
-    """A sampled prompt without an output counts with loss 1 and its reason, one that was refused not at all."""
+    """A sampled prompt without an output counts with loss 1 and its reason; a refused one does not count."""
     served = Served(tmp_path / "served", is_broken=True)
     handler = EarlyExitModelHandler(served.manifest, served.model, probe_share=1, probe_salt="")
     prompts = [NamedPrompt(prompt=(7, BROKEN_ID, 1), id="broken"), NamedPrompt(prompt=(99,), id="refused"), *_NAMED[:3]]
@@ -68,7 +68,7 @@ def test_a_lost_output_has_loss_1(tmp_path: pathlib.Path) -> None:
 
 
 def test_groups_have_losses_of_their_own(tmp_path: pathlib.Path) -> None:
-    """Each loss names the entry of its prompt's group; none is measured where nothing is promised, or nothing exits."""
+    """Each loss names its group's entry; none is measured without a promise, or if nothing exits."""
     served = Served(tmp_path / "served")
     served.manifest = served.add_grouped_manifest("groups.json", {None: 0.2, "de": None, "en": 0.9, "fr": 0.05})
     handler = EarlyExitModelHandler(served.manifest, served.model, probe_share=1, probe_salt="")
@@ -88,7 +88,7 @@ def test_groups_have_losses_of_their_own(tmp_path: pathlib.Path) -> None:
 
 
 def test_samples_need_ids(tmp_path: pathlib.Path) -> None:
-    """Without ids, prompts that are asked often would be measured always or never: that is refused."""
+    """Sampling without ids is refused: frequent prompts would be measured always or never."""
     served = Served(tmp_path / "served")
     handler = EarlyExitModelHandler(served.manifest, served.model, **_SAMPLING)
     with pytest.raises(Exception, match="prompts are sampled by their ids, and one has none"):
@@ -96,7 +96,7 @@ def test_samples_need_ids(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_pipeline_watches_itself(tmp_path: pathlib.Path) -> None:
-    """Behind the handler, the monitor raises its alarm for a promise that does not hold."""
+    """After the handler, the monitor raises its alarm for a promise that does not hold."""
     served = Served(tmp_path / "served", build_entry(0.05, delta=0.02))
     handler = EarlyExitModelHandler(served.manifest, served.model, probe_share=1, probe_salt="")
     folders = [tmp_path / name for name in ("states", "alarms")]
@@ -115,7 +115,7 @@ def test_a_pipeline_watches_itself(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("seconds", [None, 1])
 def test_a_stream_is_answered_and_watched(seconds: int | None, tmp_path: pathlib.Path) -> None:
-    """Prompts as a subscription delivers them are answered once each, and watched window by window."""
+    """Prompts delivered as by a subscription are answered once each, and monitored window by window."""
     served = Served(tmp_path / "served", build_entry(0.05, delta=0.02))
     handler = EarlyExitModelHandler(
         served.manifest, served.model, probe_share=1, probe_salt="", max_batch_duration_secs=seconds

@@ -1,4 +1,4 @@
-"""Worker processes, however they are started, give what one process gives."""
+"""Worker processes, however they are started, give the results of one process."""
 
 import pathlib
 
@@ -58,7 +58,7 @@ def test_processes_give_the_same_result(kind: str, tmp_path: pathlib.Path, capsy
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_failures_in_processes_are_told(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a worker process finds ends the run with status 1 and the same message as in one process."""
+    """A worker process's error ends the run with status 1 and the message of a single process."""
     model = write_model(tmp_path / "model")
     data = write_rows(tmp_path / "rows.jsonl", [*id_rows(5), {"id": "row-1", "input_ids": [5], "reference_ids": [[5]]}])
     messages = []

@@ -6,7 +6,7 @@ from calm_beam.transforms.metrics import ProgressLog
 
 
 def test_reports_are_appended(tmp_path: pathlib.Path) -> None:
-    """Each report is one line, after those that are there."""
+    """Each report is appended as one line."""
     path = tmp_path / "progress"
     path.write_text("read 5\n")
     log = ProgressLog(str(path))
@@ -16,13 +16,13 @@ def test_reports_are_appended(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_log_without_a_path_is_silent(tmp_path: pathlib.Path) -> None:
-    """Where workers share no disk, a report does nothing."""
+    """Without a shared disk, a report does nothing."""
     ProgressLog(None).report("decoded", 1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_log_on_another_machine_is_silent(tmp_path: pathlib.Path) -> None:
-    """A worker that does not find the file reports nothing, and makes none that nobody would read."""
+    """A worker that does not find the file reports nothing, and makes no file."""
     ProgressLog(str(tmp_path / "progress")).report("decoded", 1)
     ProgressLog(str(tmp_path / "none" / "progress")).report("decoded", 1)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Whoever asks finds the host of its model, in its own process or in another, and again when that has ended."""
+"""Clients find their model's host, in their own process or in another, and a new one when that has ended."""
 
 import dataclasses
 import os
@@ -26,12 +26,12 @@ _MODEL = HostedModel(
 
 
 def _asked(handle: HostHandle, question: str) -> Any:
-    """Returns what the host below says to a question that is none."""
+    """Returns the host's response to a question that is not a real one."""
     return handle.answer(cast(Any, question))
 
 
 class _Host:
-    """Answers with its number, as often as it lives."""
+    """Answers with the number of the host's start."""
 
     made = 0
 
@@ -49,14 +49,14 @@ class _Host:
 
 
 def test_a_lost_host_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the process that held the model has ended, the question is asked again of the next one."""
+    """If the process that held the model has ended, the question goes to the next host."""
     monkeypatch.setattr(early_exit, "_own_host", _Host)
     handle = HostHandle(_MODEL, tag=None)
     assert [_asked(handle, question) for question in "abc"] == [(1, "a"), (1, "b"), (2, "c")]
 
 
 def test_handles_of_a_process_share_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without sharing between processes, all handles of a process ask one host, which ends with the last of them."""
+    """Without sharing between processes, all handles of a process use one host, which ends with the last of them."""
     monkeypatch.setattr(early_exit, "load_host", _Host)
     handles = [HostHandle(_MODEL, tag=None) for _ in range(2)]
     numbers = {_asked(handle, "")[0] for handle in handles}
@@ -66,7 +66,7 @@ def test_handles_of_a_process_share_its_host(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_other_models_have_other_hosts() -> None:
-    """Names of hosts differ where anything about the model does, and between launchers."""
+    """Names of hosts differ if anything about the model does, and between launchers."""
     other = dataclasses.replace(_MODEL, fingerprint="sha256:1")
     assert machine_tag(_MODEL) == machine_tag(dataclasses.replace(_MODEL))
     assert machine_tag(_MODEL) != machine_tag(other)
@@ -75,7 +75,7 @@ def test_other_models_have_other_hosts() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(None, "false"), ("true", "true")])
 def test_memory_is_taken_as_it_is_needed(before: str | None, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX is told so unless the environment says otherwise."""
+    """JAX allocates memory as needed unless the environment sets it otherwise."""
     name = "XLA_PYTHON_CLIENT_PREALLOCATE"
     monkeypatch.delenv(name, raising=False)
     if before is not None:
@@ -85,7 +85,7 @@ def test_memory_is_taken_as_it_is_needed(before: str | None, after: str, monkeyp
 
 
 def test_asking_loads_no_jax() -> None:
-    """A process that asks, and whose answers come from another, need not load JAX to be able to."""
+    """A process that gets its answers from another can be a client without loading JAX."""
     code = (
         "import sys; from calm_beam.transforms.early_exit import HostHandle; HostHandle(None, tag='a'); "
         "print('jax' in sys.modules)"

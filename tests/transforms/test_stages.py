@@ -1,4 +1,4 @@
-"""Which steps can share workers: reading, decoding and scoring are kept apart, and only decoding asks for a device."""
+"""Steps that can share workers: reading, decoding and scoring are separate, and only decoding asks for a device."""
 
 import apache_beam as beam
 import pytest
@@ -20,7 +20,7 @@ _ASSIGNMENT = build_assignment("gs://bucket/out", model="gs://bucket/model", num
 
 
 def _pipeline(hint: str | None) -> beam_runner_api_pb2.Pipeline:
-    """Returns a pipeline that reads, decodes, and looks at what was decoded."""
+    """Returns a pipeline that reads, decodes, and reads the decoded outputs."""
     log = ProgressLog(None)
     pipeline = beam.Pipeline(runner=FnApiRunner())
     _ = (
@@ -35,7 +35,7 @@ def _pipeline(hint: str | None) -> beam_runner_api_pb2.Pipeline:
 def _fused(pipeline: beam_runner_api_pb2.Pipeline, start: str) -> set[str]:
     """Returns the names of steps that data reach from `start`, in either direction, without being grouped.
 
-    A side input is complete before its step begins, so that it cannot be fused with what makes it.
+    A side input is complete before its step begins, so it cannot be fused with the step that makes it.
     """
     steps = [step for step in pipeline.components.transforms.values() if not step.subtransforms]
     kept = [step for step in steps if step.spec.urn != common_urns.primitives.GROUP_BY_KEY.urn]
@@ -55,7 +55,7 @@ def _main_collections(step: beam_runner_api_pb2.PTransform) -> list[str]:
 
 
 def test_only_decoding_has_the_hint() -> None:
-    """The hint stands in the environment of the step that decodes, and of no other."""
+    """The hint is in the environment of the step that decodes, and of no other."""
     components = _pipeline(_HINT).components
     hinted = [
         step.unique_name
@@ -76,11 +76,11 @@ def test_without_an_accelerator_there_are_no_hints() -> None:
 
 @pytest.mark.parametrize("hint", [_HINT, None])
 def test_decoding_is_not_fused(hint: str | None) -> None:
-    """Between reading, decoding and scoring data are grouped, so a runner cannot fuse them, with or without hints."""
+    """Data are grouped between reading, decoding and scoring, so a runner cannot fuse them, with or without hints."""
     pipeline = _pipeline(hint)
     reading, decoding = _fused(pipeline, "ReadExamples/ParseExamples"), _fused(pipeline, _DECODE)
     assert {"ReadExamples/KeyByShard", "ReadExamples/KeyById"} <= reading
-    # These wait, look at what is stored, or make lists of a few bytes a shard.
+    # These wait, read stored files, or make lists of a few bytes per shard.
     lists = ("DecodeExamples/CheckFolders/ListShards/", "DecodeExamples/ListDecoded/")
     assert {name for name in decoding if not name.startswith(lists)} == {
         "ReadExamples/AwaitChecks",

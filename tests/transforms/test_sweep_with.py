@@ -1,4 +1,4 @@
-"""A decoder that is not ours is swept as ours is: in shards that are kept, resumed and counted whole."""
+"""An external decoder is swept as ours is: in shards that are kept, resumed and counted."""
 
 import dataclasses
 import os
@@ -121,7 +121,7 @@ def test_dead_prompts_count_as_lost(data: pathlib.Path, tmp_path: pathlib.Path) 
 
 
 def test_outputs_under_two_names_never_mix(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """What another decoder, or another list of settings, has begun is not gone on with, nor begun anew by accident."""
+    """A sweep of another decoder, or of other settings, is neither resumed nor overwritten by accident."""
     sweep(data, tmp_path / "swept")
     with pytest.raises(UsageError, match="begun in another way: decoder is 'cut 1' there, 'cut 2' here"):
         sweep(data, tmp_path / "swept", decoder_name="cut 2", resume=True)
@@ -132,7 +132,7 @@ def test_outputs_under_two_names_never_mix(data: pathlib.Path, tmp_path: pathlib
 
 
 def test_ids_are_swept(tmp_path: pathlib.Path) -> None:
-    """Prompts of token ids come as lists, answers of ids are held against references of ids, exit layers are stored."""
+    """Prompts of token ids come as lists, answers of ids are compared with reference ids; exit layers are stored."""
 
     def echo(prompts: list[list[int]], settings: tuple[int, ...]) -> Any:
         kept = {most: [prompt[:most] for prompt in prompts] for most in settings}
@@ -180,13 +180,13 @@ def test_hints_reach_the_step_that_decodes(data: pathlib.Path, tmp_path: pathlib
     ],
 )
 def test_what_is_asked_is_checked(asked: dict[str, Any], words: str, tmp_path: pathlib.Path) -> None:
-    """What cannot be is refused before a pipeline is put together."""
+    """Invalid settings are refused before a pipeline is made."""
     with pytest.raises(UsageError, match=words):
         SweepWith(cut, **{"settings": SETTINGS, "output": str(tmp_path), **asked})
 
 
 def test_a_decoder_has_the_name_of_its_code(tmp_path: pathlib.Path) -> None:
-    """Without a name, a decoder is called as its function or class is."""
+    """Without a name, a decoder has the name of its function or class."""
     assert SweepWith(cut, settings=SETTINGS, output="x").decoder_name == "tests.transforms.setting_decoders.cut"
     assert SweepWith(_Made(), settings=SETTINGS, output="x").decoder_name == f"{__name__}._Made"
     assert SweepWith(_Made, settings=SETTINGS, output="x").decoder_name == f"{__name__}._Made"
@@ -201,11 +201,11 @@ class _Made:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", ["launcher", "worker"])
 def test_processes_that_are_killed_lose_nothing(victim: str, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Two worker processes, killed in the middle and gone on with, come to the manifest of one undisturbed process."""
+    """Two worker processes, killed in the middle and resumed, give the manifest of one uninterrupted process."""
     sweep(data, tmp_path / "one", decoder=slow, batch_size=2)
     output = tmp_path / "two"
     command = [sys.executable, "-m", "tests.transforms.setting_decoders", str(data), str(output)]
-    # A group of its own, since workers are started through a shell that would survive.
+    # A process group of its own, since workers are started through a shell that would survive.
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     while process.poll() is None and len(_shards(output)) < 2:
         time.sleep(0.01)
@@ -217,7 +217,7 @@ def test_processes_that_are_killed_lose_nothing(victim: str, data: pathlib.Path,
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
-            # Beam's own launcher may wait for ever for a worker that is gone.
+            # Beam's own launcher may wait for ever for a lost worker.
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     left = len(_shards(output))

@@ -1,6 +1,7 @@
 """Runs the validity suite in full and writes its table: `python -m tests.validity --output=build/validity.md`.
 
-Exit status: 0 if chance explains every share, 1 if it does not. What is watched although it may not be does not count.
+Exit status: 0 if chance explains every share, 1 if it does not. P-values that are monitored although they are not valid
+for it do not count.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(run: Callable[..., list[_Outcome]], worlds: Sequence[World], *, replications: int) -> list[_Outcome]:
-    """Returns the outcomes in every world, and says how far it is."""
+    """Returns the outcomes in every world, and prints progress."""
     outcomes = []
     start = time.monotonic()
     for number, world in enumerate(worlds, start=1):
@@ -67,7 +68,7 @@ def _run(run: Callable[..., list[_Outcome]], worlds: Sequence[World], *, replica
 
 
 def _report_watched(outcomes: Sequence[WatchedOutcome]) -> bool:
-    """Prints how those did that were watched; returns whether a promise is broken."""
+    """Prints the outcomes of monitored calibrations; returns whether a promise is broken."""
     broken = [outcome for outcome in outcomes if outcome.is_promised and not outcome.is_valid]
     for outcome in broken:
         print(
@@ -93,7 +94,7 @@ def _report_watched(outcomes: Sequence[WatchedOutcome]) -> bool:
 
 
 def _report_confirmed(outcomes: Sequence[ConfirmedOutcome]) -> bool:
-    """Prints how those did that were confirmed; returns whether a promise is broken."""
+    """Prints the outcomes of confirmed choices; returns whether a promise is broken."""
     broken = [outcome for outcome in outcomes if not outcome.is_valid]
     for outcome in broken:
         print(

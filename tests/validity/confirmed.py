@@ -1,9 +1,9 @@
-"""Simulates thresholds that are chosen by what a sweep shows and confirmed as they are served, and counts the errors.
+"""Simulates thresholds that are chosen on a sweep and confirmed as served, and counts the errors.
 
-What is served loses more here than the sweep shows: a share of all losses is hidden from it. So thresholds whose risk
-is at delta as they are served look safe, and are chosen often. Only the tests that confirm stand between them and a
-broken promise: of two safer thresholds and the chosen one, in sequence. Two twins err: one tests the units again that
-have chosen, the other goes on after a test that failed.
+Serving loses more here than the sweep shows: a share of all losses is hidden from the sweep. So thresholds whose risk
+as served is delta look safe, and are chosen often. Only the confirming tests, of two safer thresholds and the chosen
+one in sequence, prevent a broken promise. Two twins err: one tests the units that have chosen again, the other
+continues after a failed test.
 """
 
 import dataclasses
@@ -31,18 +31,18 @@ CONFIRMED_WORLDS = tuple(dataclasses.replace(world, n=2 * world.n) for world in 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfirmedOutcome:
-    """How one combination did in one world.
+    """The outcome of one combination in one world.
 
     Attributes:
       world: Name of the world.
       p_value: Name of the p-value, of either test.
       procedure: How thresholds were chosen.
-      epsilon: Level of the tests that confirm.
+      epsilon: Level of the confirming tests.
       replications: Number of calibrations.
-      chosen: In how many a threshold was to be confirmed whose risk, as it is served, is not below delta.
-      errors: In how many one was also confirmed, by units that chose nothing.
-      repeated: In how many the units that chose it would have confirmed one.
-      unordered: In how many one would have been confirmed if each were tested whatever became of those before it.
+      chosen: Calibrations in which a threshold to be confirmed has a risk, as served, not below delta.
+      errors: Calibrations in which one was also confirmed, by units that chose nothing.
+      repeated: Calibrations in which the units that chose one would have confirmed it.
+      unordered: Calibrations in which one would have been confirmed if each were tested despite earlier failures.
     """
 
     world: str
@@ -57,7 +57,7 @@ class ConfirmedOutcome:
 
     @property
     def is_valid(self) -> bool:
-        """Whether chance explains what was seen."""
+        """Whether chance explains the outcome."""
         return self.errors <= most_misses(self.replications, self.epsilon)
 
 
@@ -99,7 +99,7 @@ def run_confirmed_world(world: World, *, replications: int, seed: int = SEED) ->
 
 
 def _choices(p_values: np.ndarray, *, epsilon: float) -> list[tuple[str, np.ndarray]]:
-    """Returns the places to be confirmed that each way of choosing takes in every calibration; -1 for none."""
+    """Returns the places to be confirmed that each procedure chooses in every calibration; -1 for none."""
     levels = {**dict.fromkeys(PROCEDURES, epsilon), EAGER: _EAGER_LEVEL}
     accepted = {
         name: PROCEDURES[name.split(",")[0]](p_values, epsilon=level).rejected for name, level in levels.items()
@@ -111,7 +111,7 @@ def _choices(p_values: np.ndarray, *, epsilon: float) -> list[tuple[str, np.ndar
 
 
 def _small(p_values: np.ndarray, places: np.ndarray, *, epsilon: float) -> np.ndarray:
-    """Returns at which places the p-values are at most epsilon; of -1 that means nothing."""
+    """Returns at which places the p-values are at most epsilon; meaningless at -1."""
     found: np.ndarray = np.take_along_axis(p_values, places, axis=-1) <= epsilon
     return found
 

@@ -1,4 +1,4 @@
-"""p-values of raw losses, by way of the same sums as in production."""
+"""p-values of raw losses, from the same sums as in production."""
 
 import numpy as np
 
@@ -13,10 +13,10 @@ def registered_p_values(name: str, losses: np.ndarray, *, delta: float, epsilon:
       name: A key of `P_VALUES`.
       losses: shape (n, ...), each in [-1, 1]. A p-value that takes no signed losses sees max(0, loss), as in the paper.
       delta: Risk tolerance.
-      epsilon: Level that the test is planned at.
+      epsilon: Planned level of the test.
 
     Returns:
-      Shape (...); None if this p-value is for losses of 0 and 1, and there are others.
+      Shape (...); None if this p-value is for losses of 0 and 1 only, and there are others.
     """
     losses = losses if P_VALUES[name].takes_signed else np.maximum(losses, 0)
     try:

@@ -1,7 +1,7 @@
-"""Simulates calibrations that are watched: tested after every round, and stopped by whoever gains most from it.
+"""Simulates sequential calibrations: tested after every round, and stopped at the most favourable moment.
 
-A replication counts as an error if at any look any threshold is accepted that must not be. So it bounds every way of
-stopping: at the first acceptance, at the most favourable look, or by anything else that is made of what was seen.
+A replication counts as an error if at any look any threshold is accepted that must not be. So the count bounds every
+way of stopping: at the first acceptance, at the most favourable look, or by any other use of the results.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from .worlds import (
     zero_inflated,
 )
 
-# Those that may be watched, and two for comparison that are made for a number of examples that was fixed beforehand.
+# The p-values that are valid at every look, and two for comparison that are valid at a fixed number of examples.
 NAMES = (*(name for name, method in P_VALUES.items() if method.is_anytime), "hoeffding_bentkus", "wsr")
 EVERY_EXAMPLE = "every example"
 END = "end"
@@ -42,7 +42,7 @@ _THEN_NULL = (0.0, 1.0, 1.3)
 _ALL_NULL = (1.0,) * 4
 _ALTERNATING = (0.0, 1.0) * 3
 
-# Long enough that bets come to what they can come to: a martingale that is watched for ever errs at nearly epsilon.
+# Long enough for bets to reach their limit: a martingale that is monitored for ever errs at nearly epsilon.
 WATCHED_WORLDS = (
     World(name="coin", n=500, delta=0.1, shares=_THEN_NULL, marginal=coin),
     World(name="coin, just above delta", n=500, delta=0.1, shares=(0, 1.001, 1.3), marginal=coin),
@@ -81,7 +81,7 @@ WATCHED_WORLDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchedOutcome:
-    """How one combination did in one world.
+    """The outcome of one combination in one world.
 
     Attributes:
       world: Name of the world.
@@ -90,7 +90,7 @@ class WatchedOutcome:
       procedure: Name of the procedure.
       epsilon: Level of the test.
       replications: Number of calibrations.
-      errors: In how many, at any look, any threshold was accepted whose risk is not below delta.
+      errors: Calibrations in which, at any look, a threshold was accepted whose risk is not below delta.
     """
 
     world: str
@@ -103,12 +103,12 @@ class WatchedOutcome:
 
     @property
     def is_promised(self) -> bool:
-        """Whether this p-value may be watched, or this is no watching."""
+        """Whether this p-value is valid at every look, or there is only one look."""
         return self.rounds == END or P_VALUES[self.p_value].is_anytime
 
     @property
     def is_valid(self) -> bool:
-        """Whether chance explains what was seen."""
+        """Whether chance explains the outcome."""
         return self.errors <= most_misses(self.replications, self.epsilon)
 
     @property
@@ -118,10 +118,10 @@ class WatchedOutcome:
 
 
 def rounds_of(name: str, n: int) -> dict[str, frozenset[int]]:
-    """Returns after how many examples is looked, by name of the rounds.
+    """Returns the numbers of examples after which losses are tested, by name of the rounds.
 
     Args:
-      name: A key of `P_VALUES`. One that reads every loss again at each look is not looked at after every example: that
+      name: A key of `P_VALUES`. One that reads every loss again at each look is not tested after every example: that
         takes long.
       n: Number of examples in all.
     """
@@ -145,9 +145,9 @@ def running_p_values(
 
     Args:
       name: A key of `P_VALUES`. One that takes no signed losses sees max(0, loss), as in the paper.
-      losses: shape (n, ...), each in [-1, 1], in the order in which they come in.
+      losses: shape (n, ...), each in [-1, 1], in order of arrival.
       delta: Risk tolerance.
-      rounds: By name, after how many examples is looked.
+      rounds: By name, the numbers of examples after which losses are tested.
 
     Returns:
       Shape (...) by name of the rounds.
@@ -174,8 +174,8 @@ def run_watched_world(
 ) -> list[WatchedOutcome]:
     """Returns the outcomes of every combination in a world.
 
-    What is accepted once stays accepted, since running p-values fall and every procedure accepts more for smaller ones
-    (tested): so what the last look accepts is what any look did.
+    An accepted threshold stays accepted, since running p-values fall and every procedure accepts more for smaller ones
+    (tested): so the last look accepts all that any look did.
     """
     errors: dict[tuple[str, str, str], int] = {}
     for losses in draws(world, replications=replications):

@@ -16,13 +16,13 @@ SEED = 20220714
 PARETO = "pareto"
 # Losses drawn at a time, to stay within a few hundred MB.
 _LOSSES_AT_A_TIME = 4_000_000
-# Chance that a test which errs at exactly epsilon looks worse, half of it on either side.
+# Chance that a test that errs at exactly epsilon looks worse, half of it on either side.
 _DOUBT = 0.001
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one combination did in one world.
+    """The outcome of one combination in one world.
 
     Attributes:
       world: Name of the world.
@@ -30,8 +30,8 @@ class Outcome:
       procedure: Name of the procedure.
       epsilon: Level of the test.
       replications: Number of calibrations.
-      misses: In how many the chosen threshold, the last one accepted, had a risk that is not below delta.
-      false_rejections: In how many any such threshold was accepted; at least as many.
+      misses: Calibrations whose chosen threshold, the last one accepted, had a risk that is not below delta.
+      false_rejections: Calibrations in which any such threshold was accepted; at least as many.
     """
 
     world: str
@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def is_valid(self) -> bool:
-        """Whether chance explains what was seen."""
+        """Whether chance explains the outcome."""
         return self.false_rejections <= most_misses(self.replications, self.epsilon)
 
 
@@ -59,10 +59,10 @@ def count_misses(
     """Returns misses and false rejections, as in `Outcome`, of one way of deciding.
 
     Args:
-      world: Where the losses come from.
+      world: World of the losses.
       decide: Takes losses of shape (n, replications, thresholds).
       replications: Number of calibrations.
-      seed: Of the draws.
+      seed: Seed of the draws.
     """
     misses = false_rejections = 0
     for losses in draws(world, replications=replications, seed=seed):
@@ -121,13 +121,13 @@ def pareto_tests(first: np.ndarray, second: np.ndarray, *, epsilon: float) -> Fw
     """Returns the results of Pareto testing in many calibrations; later thresholds are cheaper.
 
     Args:
-      first: shape (replications, thresholds). p-values that choose the path.
-      second: The same shape. p-values that are tested along it.
+      first: shape (replications, thresholds). P-values that choose the path.
+      second: The same shape. P-values that are tested along it.
       epsilon: Level of the test.
     """
     costs = -np.arange(first.shape[-1])
     rejected, tested = np.zeros(second.shape, bool), np.zeros(second.shape, bool)
-    # The path depends on the order of the p-values alone, so that calibrations with the same order are done together.
+    # The path depends on the order of the p-values alone, so calibrations with the same order are processed together.
     orders, kinds = np.unique(stats.rankdata(first, method="dense", axis=-1), axis=0, return_inverse=True)
     # numpy 2.0 alone returns a column.
     kinds = kinds.ravel()
@@ -139,7 +139,7 @@ def pareto_tests(first: np.ndarray, second: np.ndarray, *, epsilon: float) -> Fw
 
 
 def _misses(world: World, result: FwerResult) -> int:
-    # The last place stands for "never exit", which is always safe.
+    # The last place is "never exit", which is always safe.
     return int(np.append(world.is_null, False)[result.last_rejected()].sum())
 
 

@@ -1,9 +1,9 @@
-"""Calibrations whose cheapest variant is chosen by a cost that was settled beforehand, whatever that cost is.
+"""Calibrations whose cheapest variant is chosen by a fixed cost are valid for any such cost.
 
-Sixty candidates, as `--exits=auto` may try: twelve variants at five thresholds. Costs are adversarial: what is wrong is
-said to cost least. Nothing may be promised wrongly more often than epsilon says, by a part of the set that chooses, and
-by each variant tested by itself. Where the examples that chose the path test it too, or each variant is tested at all
-of epsilon, the same simulation shows that too much is promised.
+Sixty candidates, as `--exits=auto` may try: twelve variants at five thresholds. Costs are adversarial: wrong candidates
+are the cheapest. At most a share epsilon of promises may be wrong, whether a part of the set selects, or each variant
+is tested by itself. If the examples that selected the path test it too, or each variant is tested at all of epsilon,
+the same simulation shows too many wrong promises.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _MOST = most_misses(_REPLICATIONS, _EPSILON)
 
 @dataclasses.dataclass(frozen=True)
 class _AgainstLayers(VariantCosts):
-    """A cost that is settled, and as wrong as can be: places that exit less are said to cost less, or all is a draw."""
+    """A fixed cost that is as wrong as can be: candidates that exit less cost less, or all cost the same."""
 
     draws: bool = False
 
@@ -71,7 +71,7 @@ def _risks(world: str) -> np.ndarray:
     """Returns the true risk of every variant and threshold."""
     if world == "all at delta":
         return np.full((_VARIANTS, len(_THRESHOLDS)), _DELTA)
-    # Most variants are safe at their first thresholds and wrong below, each another one.
+    # Most variants are safe at their first thresholds and wrong below, each at a different one.
     rising = np.linspace(0.01, 0.2, len(_THRESHOLDS))
     return np.clip(rising[None] * np.linspace(0.5, 1.5, _VARIANTS)[:, None], 0, 1)
 
@@ -92,7 +92,7 @@ def _totals(plan: Plan, losses: np.ndarray, layers: np.ndarray, *, same_part: bo
 
         groups = dict(totals.groups)
         if same_part:
-            # Wrongly, those who test have chosen as well.
+            # The error under test: the examples that test have also selected.
             groups[CHOOSING] = dataclasses.replace(groups[CHOOSING], risk=groups[TESTING].risk)
         found.append(
             dataclasses.replace(
@@ -105,14 +105,14 @@ def _totals(plan: Plan, losses: np.ndarray, layers: np.ndarray, *, same_part: bo
 
 
 def _wrong(world: str, costs: str, *, share: float | None, same_part: bool = False, whole_epsilon: bool = False) -> int:
-    """Returns in how many calibrations something is promised whose risk is not below delta."""
+    """Returns the number of calibrations that promise a candidate whose risk is not below delta."""
     plan = _plan(share, epsilon=_EPSILON * _VARIANTS if whole_epsilon else _EPSILON)
     risks = _risks(world)
-    # What is riskier exits earlier.
+    # Riskier candidates exit earlier.
     layers = _LAYERS - np.argsort(np.argsort(risks.ravel())).reshape(risks.shape) / risks.size * (_LAYERS - 2)
     rng, wrong = np.random.default_rng(11), 0
     for _ in range(_REPLICATIONS):
-        # Outputs are hard or easy under all variants alike, as where these are made of one model.
+        # Outputs are hard or easy under all variants alike, as outputs of one model are.
         hard = rng.uniform(size=(_N, 1, 1))
         own = rng.uniform(size=(_N, *risks.shape))
         drawn = np.where(rng.uniform(size=own.shape) < 0.5, hard, own)
@@ -129,15 +129,15 @@ def _wrong(world: str, costs: str, *, share: float | None, same_part: bool = Fal
 @pytest.mark.parametrize("costs", _BY_COSTS)
 @pytest.mark.parametrize("world", ["all at delta", "rising"])
 def test_whatever_costs_choose_is_seldom_wrong(world: str, costs: str, share: float | None) -> None:
-    """Of sixty candidates, costs that favour what is wrong choose it as seldom as epsilon says."""
+    """Costs that favour wrong candidates choose one of sixty as seldom as epsilon requires."""
     assert _wrong(world, costs, share=share) <= _MOST
 
 
 def test_a_path_chosen_by_those_who_test_it_is_caught() -> None:
-    """If the examples that test had chosen the path as well, too much would be promised."""
+    """If the examples that test had also selected the path, too many promises would be wrong."""
     assert _wrong("all at delta", "layers", share=0.3, same_part=True) > 1.5 * _MOST
 
 
 def test_variants_at_the_whole_epsilon_are_caught() -> None:
-    """If each of twelve were tested at all of epsilon, too much would be promised."""
+    """If each of twelve variants were tested at all of epsilon, too many promises would be wrong."""
     assert _wrong("all at delta", "layers", share=None, whole_epsilon=True) > 1.5 * _MOST

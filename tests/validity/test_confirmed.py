@@ -1,4 +1,4 @@
-"""Thresholds that are chosen by some units and confirmed by others, with few replications; and the twin that errs."""
+"""Thresholds that some units select and others confirm, with few replications; and the twins that err."""
 
 import dataclasses
 
@@ -21,12 +21,12 @@ _BY_NAME = {world.name: world for world in CONFIRMED_WORLDS}
 @pytest.mark.slow
 @pytest.mark.parametrize("world", CONFIRMED_WORLDS, ids=[world.name for world in CONFIRMED_WORLDS])
 def test_what_others_confirm_is_seldom_wrong(world: World) -> None:
-    """Whatever has chosen, and at whatever level, at most a share epsilon of calibrations errs."""
+    """However thresholds were selected, and at any level, at most a share epsilon of calibrations errs."""
     outcomes = run_confirmed_world(world, replications=_REPLICATIONS)
     assert [outcome for outcome in outcomes if not outcome.is_valid] == []
     assert {outcome.procedure for outcome in outcomes} == {*PROCEDURES, EAGER}
     assert {outcome.p_value for outcome in outcomes} | {"exact_binomial"} == set(P_VALUES)
-    # Otherwise nothing would have been left to catch: choices are wrong more often than promises may be.
+    # Otherwise there would be nothing to catch: choices are wrong more often than promises may be.
     assert max(outcome.chosen for outcome in outcomes) > most_misses(_REPLICATIONS, world.epsilon)
 
 
@@ -35,7 +35,7 @@ def test_what_others_confirm_is_seldom_wrong(world: World) -> None:
     ("name", "p_value"), [("coin, all at delta", "exact_binomial"), ("bimodal, all at delta", "wsr")]
 )
 def test_those_who_chose_cannot_confirm(name: str, p_value: str) -> None:
-    """Tested again by the units that chose it, a wrong threshold is promised more than twice as often as it may be."""
+    """Confirmed by the units that selected it, a wrong threshold is promised more than twice as often as allowed."""
     outcomes = run_confirmed_world(_BY_NAME[name], replications=2000)
     (found,) = [each for each in outcomes if (each.p_value, each.procedure) == (p_value, "bonferroni")]
     assert found.repeated > 1.5 * most_misses(2000, found.epsilon)
@@ -44,7 +44,7 @@ def test_those_who_chose_cannot_confirm(name: str, p_value: str) -> None:
 
 @pytest.mark.slow
 def test_what_follows_a_failure_cannot_be_confirmed() -> None:
-    """Tests that do not stop at the first failure err more often than they may; in sequence they do not."""
+    """Tests that continue after the first failure err more often than allowed; sequential ones do not."""
     world = dataclasses.replace(_BY_NAME["coin, 1,000 examples"], shares=(1.0,) * 8, correlation=0, n=1000)
     outcomes = run_confirmed_world(world, replications=1000)
     (found,) = [each for each in outcomes if (each.p_value, each.procedure) == ("wsr", EAGER)]
@@ -54,7 +54,7 @@ def test_what_follows_a_failure_cannot_be_confirmed() -> None:
 
 @pytest.mark.slow
 def test_the_test_that_confirms_has_teeth() -> None:
-    """In a hard world a valid test errs nearly as often as it may, since wrong thresholds are nearly always chosen."""
+    """In a hard world a valid test errs nearly as often as allowed, since nearly every selection is wrong."""
     outcomes = run_confirmed_world(_BY_NAME["coin, 1,000 examples"], replications=1000)
     worst = max(outcomes, key=lambda outcome: outcome.errors)
     assert worst.chosen > 900
@@ -62,7 +62,7 @@ def test_the_test_that_confirms_has_teeth() -> None:
 
 
 def test_dividing_a_joint_epsilon_keeps_it_whatever_depends_on_what() -> None:
-    """Four promises of which some chose, with errors that never coincide: all of epsilon is used, and no more."""
+    """Four joint promises, some of which selected a threshold, with disjoint errors use all of epsilon and no more."""
     rng, tests, replications = np.random.default_rng(SEED), 4, 20_000
     has_chosen = rng.uniform(size=(replications, tests)) < [0.9, 0.5, 0.5, 0.1]
     # Each is uniform, and no two are small together.
@@ -74,7 +74,7 @@ def test_dividing_a_joint_epsilon_keeps_it_whatever_depends_on_what() -> None:
     errors = int((has_chosen & (p_values <= levels)).any(axis=1).sum())
     some = int(has_chosen.any(axis=1).sum())
     assert 0.95 * 0.2 * some < errors <= most_misses(some, 0.2)
-    # Its twins: the fixed shares leave half of it, and all of it for each is too much.
+    # Its twins: fixed shares leave half of epsilon unused, and all of it for each is too much.
     assert (has_chosen & (p_values <= 0.05)).any(axis=1).sum() < 0.65 * errors
     assert (has_chosen & (p_values <= 0.2)).any(axis=1).sum() > 1.5 * most_misses(some, 0.2)
 

@@ -1,4 +1,4 @@
-"""Promises that hold together and hand their epsilon on, in worlds made against that; and the twins that err."""
+"""Joint promises that hand their epsilon on, in worlds that are adversarial to that; and the twins that err."""
 
 import dataclasses
 import itertools
@@ -34,7 +34,7 @@ def _plan() -> Plan:
 def _worlds() -> tuple[np.ndarray, np.ndarray]:
     """Returns which promises have a wrong threshold, and the p-values of both thresholds, in many calibrations.
 
-    All thresholds that are safe are proved, so that whoever can hand on does. The p-values of what is wrong are
+    All safe thresholds are proved, so that every promise that can hand on does. P-values of wrong thresholds are
     uniform, and no two of a calibration are small together: each error adds to the others.
     """
     rng = np.random.default_rng(SEED)
@@ -47,7 +47,7 @@ def _worlds() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _errors(levels_of: Callable[[list[list[float]]], list[float]]) -> tuple[int, int]:
-    """Returns in how many calibrations something wrong is promised, and how many could err."""
+    """Returns the number of calibrations with a wrong promise, and the number that could have one."""
     is_wrong, p_values = _worlds()
     levels = np.array([levels_of(found) for found in p_values.tolist()])
     wrong = (is_wrong & (p_values[..., 1] <= levels)).any(axis=1)
@@ -56,23 +56,23 @@ def _errors(levels_of: Callable[[list[list[float]]], list[float]]) -> tuple[int,
 
 @pytest.mark.parametrize("tests", ["path", "confirmation"])
 def test_handing_on_uses_all_of_a_joint_epsilon_and_no_more(tests: str) -> None:
-    """Whichever promises have come to their end, the others err together as often as all may, and no more often."""
+    """Whichever promises are finished, the others together err as often as all may, and no more often."""
     plan = _plan()
     errors, some = _errors(plan.tested_epsilons if tests == "path" else plan.confirmed_epsilons)
     assert 0.9 * _EPSILON * some < errors <= most_misses(some, _EPSILON)
-    # Without it, what promises do not need is lost.
+    # Without handing on, epsilon that some promises do not need is lost.
     kept, _ = _errors(lambda found: [test.epsilon for test in plan.tests])
     assert kept < 0.75 * errors
 
 
 def test_what_goes_on_must_not_hand_on() -> None:
-    """If every promise handed its epsilon on at its first proof, and went on at it, too much would be promised."""
+    """If every promise handed on its epsilon at its first proof, and still used it, too many promises would err."""
     errors, some = _errors(lambda found: [2 * level for level in _plan().tested_epsilons(found)])
     assert errors > 1.3 * most_misses(some, _EPSILON)
 
 
 def test_what_has_failed_must_not_hand_on() -> None:
-    """If promises left their epsilon to those after them whatever came of them, too much would be promised."""
+    """If failed promises also left their epsilon to those after them, too many promises would be wrong."""
     each = _EPSILON / _PROMISES
     errors, some = _errors(lambda found: [each * place for place in range(1, _PROMISES + 1)])
     assert errors > 1.2 * most_misses(some, _EPSILON)
@@ -83,7 +83,7 @@ def test_what_has_failed_must_not_hand_on() -> None:
     ("safe", "wrong"), [(0.0, 0.1), (0.01, 0.1), (0.0, 0.12)], ids=["at delta", "nearly all safe", "above delta"]
 )
 def test_certifications_that_hand_on_are_seldom_wrong(safe: float, wrong: float) -> None:
-    """Losses drawn, summed and tested as `certify --joint` does, of groups of which one hands on to the others."""
+    """Losses are drawn, summed and tested as in `certify --joint`, for groups of which one hands on to the others."""
     delta, epsilon, n, replications = 0.1, 0.1, 150, 500
     names, settings = ("a", "b", "c"), ("1", "2", "3")
     risks = {"a": (0.0, 0.0, safe), "b": (0.0, wrong, wrong), "c": (0.0, wrong, 0.2)}
@@ -97,7 +97,7 @@ def test_certifications_that_hand_on_are_seldom_wrong(safe: float, wrong: float)
     mean = dict(zip(settings, of_group.mean(axis=0), strict=True))
     rng, errors, raised = np.random.default_rng(SEED), 0, 0
     for _ in range(replications):
-        # One number decides all settings of an example: what fails at one fails at those that are riskier.
+        # One number decides all settings of an example: a failure at one is a failure at all riskier ones.
         losses = (rng.uniform(size=(len(ids), 1)) < of_group).astype(np.float64)
         table = LossTable(ids=ids, settings=settings, losses=losses, groups=groups, clusters=None, fingerprints={})
         entries = entries_of(plan, setting_rows(table, plan, costs={}))

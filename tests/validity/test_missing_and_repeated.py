@@ -1,4 +1,4 @@
-"""What missing labels, repeated rows and repeated tests do to a promise: before, as a twin, and now."""
+"""The effect of missing labels, repeated rows and repeated tests on a promise: before (the twin), and now."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ _BETTORS = 7
 
 
 def _alarms(losses: np.ndarray, *, delta: float) -> np.ndarray:
-    """Returns which streams ever raise the alarm of a monitor; losses have the shape (length, streams)."""
+    """Returns which streams ever raise a monitor's alarm; losses have the shape (length, streams)."""
     stakes, raised = np.zeros((losses.shape[1], _BETTORS)), np.zeros(losses.shape[1], bool)
     kept = kept_back(np.arange(len(losses) + 1))
     for number, now in enumerate(losses):
@@ -29,7 +29,7 @@ def _alarms(losses: np.ndarray, *, delta: float) -> np.ndarray:
 
 
 def test_missing_labels_raise_no_false_alarm() -> None:
-    """Risk 0, every tenth label missing: counted as 1 they always cry wolf, counted as 0 never."""
+    """With risk 0 and every tenth label missing, counting them as 1 always raises a false alarm, as 0 never."""
     missing = np.random.default_rng(SEED).random((2000, 500)) < 0.1
     true_losses = np.zeros(missing.shape)
     assert _alarms(np.where(missing, 1.0, true_losses), delta=0.05).mean() == 1
@@ -38,20 +38,20 @@ def test_missing_labels_raise_no_false_alarm() -> None:
 
 @pytest.mark.parametrize("which", ["any", "bad", "good"])
 def test_the_proof_errs_at_most_alpha_whichever_labels_are_missing(which: str) -> None:
-    """With the risk at delta, in at most a share alpha of streams is "the risk exceeds delta" ever said."""
+    """With the risk at delta, at most a share alpha of streams ever reports "the risk exceeds delta"."""
     draw = np.random.default_rng(SEED + 1)
     losses = (draw.random((3000, 1000)) < 0.1).astype(float)
     shares = {"any": np.full(losses.shape, 0.1), "bad": 0.3 * losses, "good": 0.1 * (1 - losses)}
     missing = draw.random(losses.shape) < shares[which]
     raised = _alarms(np.where(missing, 0.0, losses), delta=0.1)
     assert raised.sum() <= most_misses(1000, _ALPHA)
-    # Counted as 1, those of good outputs alone are enough for an alarm in nearly all.
+    # Counted as 1, missing labels of good outputs alone raise an alarm in nearly all.
     if which == "good":
         assert _alarms(np.where(missing, 1.0, losses), delta=0.1).mean() > 0.95
 
 
 def test_rows_that_are_read_four_times_prove_nothing() -> None:
-    """At the boundary four copies of every row err more than twice as often as epsilon allows; sums refuse them now."""
+    """At the boundary four copies of every row err more than twice as often as epsilon allows; sums now refuse them."""
     draw, n, replications = np.random.default_rng(SEED + 2), 100, 4000
     sums = draw.binomial(n, 0.1, replications).astype(float)
     once, four_times = (
@@ -84,7 +84,7 @@ _KINDS = {
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_sixty_anytime_runs_err_at_most_alpha(kind: str) -> None:
-    """With the risk at delta, neither verdict is given after any of 60 runs in more than a share alpha of histories."""
+    """With the risk at delta, at most a share alpha of histories of 60 runs ever gives either verdict."""
     draw = np.random.default_rng(SEED + 3)
     broken = proved = 0
     for _ in range(_REPLICATIONS):
@@ -95,12 +95,12 @@ def test_sixty_anytime_runs_err_at_most_alpha(kind: str) -> None:
         proved += evidence.p_value <= _ALPHA
     assert broken <= most_misses(_REPLICATIONS, _ALPHA)
     assert proved <= most_misses(_REPLICATIONS, _ALPHA)
-    # Not by never giving one.
+    # The verdicts are still given.
     assert broken + proved > 0
 
 
 def test_sixty_runs_with_an_alpha_each_do_not() -> None:
-    """The twin: by a p-value for each run alone, most histories call a promise broken whose risk is at delta."""
+    """With a p-value for each run alone, most histories call a promise broken whose risk is at delta (the twin)."""
     draw = np.random.default_rng(SEED + 4)
     losses = coin(draw.random((500, _RUNS * 200)), _DELTA)
     p_values = excess_p_values(losses, p_value="exact_binomial", delta=_DELTA).reshape(_RUNS, 200)

@@ -1,9 +1,8 @@
-"""Calibrations of several variants, from single losses to chosen thresholds, where wrong choices are likeliest.
+"""Calibrations of several variants, from single losses to chosen thresholds, in the hardest worlds.
 
 `suite` simulates Pareto testing with halves of equal size and costs that are known. Here everything is as in a run: a
-hash draws the parts, costs are counted on the part that chooses and depend on the losses, and the plan's own functions
-choose. Where every variant is tested by itself, the cheapest of all that was accepted is taken, by costs that favour
-what is wrong.
+hash draws the parts, costs are counted on the part that selects and depend on the losses, and the plan's own functions
+choose. If every variant is tested by itself, the cheapest accepted one is taken, by costs that favour wrong ones.
 """
 
 import dataclasses
@@ -82,12 +81,12 @@ def _totals(
 
 
 def _wrong(world: World, *, variants: int, same_part: bool = False) -> int:
-    """Returns in how many calibrations the choice has a risk that is not below delta.
+    """Returns the number of calibrations whose choice has a risk that is not below delta.
 
     Args:
       world: Its thresholds are divided among the variants.
       variants: How many there are.
-      same_part: Whether, wrongly, the part that tests chooses its path too.
+      same_part: Whether, wrongly, the part that tests also selects the path.
     """
     plan = _plan(world, variants=variants)
     parts = np.array([part_of_unit(plan, str(unit)) for unit in range(world.n)])
@@ -96,7 +95,7 @@ def _wrong(world: World, *, variants: int, same_part: bool = False) -> int:
     wrong = 0
     for _ in range(_REPLICATIONS):
         losses = world.draw(rng, 1)[:, 0]
-        # Outputs that lose exit early, so that costs favour what is wrong.
+        # Outputs with a loss exit early, so that costs favour wrong choices.
         layers = np.clip(6 - 4 * losses.astype(int) + rng.integers(-1, 2, losses.shape), 1, _LAYERS)
         chooser = parts == TESTING if same_part else parts != TESTING
         totals = [
@@ -114,12 +113,12 @@ def _wrong(world: World, *, variants: int, same_part: bool = False) -> int:
 
 
 def _wrong_by_themselves(world: World, *, variants: int, p_value: str, at_full_epsilon: bool = False) -> int:
-    """Returns in how many calibrations the cheapest of all that every variant accepted is wrong.
+    """Returns the number of calibrations in which the cheapest of all accepted thresholds is wrong.
 
     Args:
       world: Its thresholds are divided among the variants.
       variants: How many there are.
-      p_value: By which they are tested.
+      p_value: Name of the p-value.
       at_full_epsilon: Whether, wrongly, each of them is tested at epsilon.
     """
     epsilon = _EPSILON * variants if at_full_epsilon else _EPSILON
@@ -133,7 +132,7 @@ def _wrong_by_themselves(world: World, *, variants: int, p_value: str, at_full_e
         for variant in range(variants):
             part = fixed[:, None, variant * size : (variant + 1) * size]
             found = CalibrationTotals.of_losses(keys, part, layout=layout, salt=plan.salt)
-            # Later variants and thresholds are cheaper; what is wrong mostly comes last.
+            # Later variants and thresholds are cheaper; wrong ones mostly come last.
             layers = [(world.n * (_LAYERS - 1) * (variants - variant)) // variants - place for place in range(size)]
             counts = (world.n,) * (1 + size)
             whole = dataclasses.replace(found.whole, layer_sums=(world.n * _LAYERS, *layers), token_counts=counts)
@@ -149,7 +148,7 @@ def _wrong_by_themselves(world: World, *, variants: int, p_value: str, at_full_e
 @pytest.mark.parametrize(
     ("world", "variants", "p_value"),
     [
-        # So many that the binomial test errs nearly as often as it may at a quarter of epsilon.
+        # So many that the binomial test errs nearly as often as allowed at a quarter of epsilon.
         (dataclasses.replace(_ALL_AT_DELTA, n=132), 4, "exact_binomial"),
         (_ALL_AT_DELTA, 4, "star_bets"),
         (_BY_NAME["coin, not monotone"], 4, "exact_binomial"),
@@ -159,19 +158,19 @@ def _wrong_by_themselves(world: World, *, variants: int, p_value: str, at_full_e
     ids=lambda value: value.name if isinstance(value, World) else str(value),
 )
 def test_variants_by_themselves_are_seldom_wrong(world: World, variants: int, p_value: str) -> None:
-    """At an equal share of epsilon each, the cheapest that any of them accepts is wrong as seldom as epsilon says."""
+    """At an equal share of epsilon each, the cheapest accepted threshold is wrong as seldom as epsilon requires."""
     assert _wrong_by_themselves(world, variants=variants, p_value=p_value) <= _MOST
 
 
 def test_variants_at_the_whole_epsilon_are_caught() -> None:
-    """If each were tested at epsilon, the cheapest of them would be wrong too often."""
+    """If each variant were tested at epsilon, the cheapest accepted threshold would be wrong too often."""
     world = dataclasses.replace(_ALL_AT_DELTA, n=59)
     found = _wrong_by_themselves(world, variants=4, p_value="exact_binomial", at_full_epsilon=True)
     assert found > 1.5 * _MOST
 
 
 def _tested_twice(totals: CalibrationTotals) -> CalibrationTotals:
-    """Returns totals whose part that chooses has the losses of the other."""
+    """Returns totals whose selection has the losses of the other part."""
     tested = totals.of_group(TESTING)
     return dataclasses.replace(
         totals,
@@ -196,5 +195,5 @@ def test_a_bad_variant_is_seldom_chosen(world: World, variants: int) -> None:
 
 
 def test_a_path_from_the_part_that_tests_it_is_caught() -> None:
-    """If those who test had chosen the path as well, wrong choices would be too many."""
+    """If the examples that test had also selected the path, too many choices would be wrong."""
     assert _wrong(dataclasses.replace(_ALL_AT_DELTA, n=85), variants=4, same_part=True) > 1.5 * _MOST

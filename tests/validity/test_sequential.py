@@ -1,4 +1,4 @@
-"""What is watched after every round: the mixture keeps its promise under any way of stopping, and others do not."""
+"""Tests after every round: the mixture keeps its promise under any way of stopping, and other p-values do not."""
 
 import dataclasses
 
@@ -30,25 +30,25 @@ _BY_NAME = {world.name: world for world in WATCHED_WORLDS}
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WATCHED_WORLDS, ids=_IDS)
 def test_no_way_of_stopping_breaks_the_promise(world: World) -> None:
-    """However one looks, in at most a share epsilon of all calibrations is a bad threshold accepted at any look."""
+    """With any looks, at most a share epsilon of calibrations accepts a bad threshold at any look."""
     outcomes = run_watched_world(world, replications=_REPLICATIONS)
     assert [outcome for outcome in outcomes if outcome.is_promised and not outcome.is_valid] == []
     assert {outcome.procedure for outcome in outcomes} == set(PROCEDURES)
 
 
 def test_stopping_at_the_best_moment_keeps_the_promise() -> None:
-    """The fast twin of the slow test: three worlds, and a look after every example."""
+    """The promise holds in three worlds with a look after every example (a fast version of the slow test)."""
     for name in ("coin, not monotone", "signed, ternary, all at delta", "coin, delta 0.9"):
         outcomes = run_watched_world(_BY_NAME[name], replications=_REPLICATIONS, names=("signed_mixture",))
         assert all(outcome.is_valid for outcome in outcomes)
-        # A look after every example sees all that others see.
+        # Looks after every example include all other looks.
         most = {outcome.procedure: outcome.errors for outcome in outcomes if outcome.rounds == EVERY_EXAMPLE}
         assert all(outcome.errors <= most[outcome.procedure] for outcome in outcomes)
         assert max(most.values()) > 0
 
 
 def test_peeking_with_hoeffding_bentkus_is_caught() -> None:
-    """Fixed for 5,000 examples it holds; looked at after each of them it errs three times as often as it may."""
+    """It is valid for a fixed 5,000 examples; tested after each of them it errs three times as often as allowed."""
     outcomes = run_watched_world(
         _BY_NAME["coin, 5,000 examples"],
         replications=_REPLICATIONS,
@@ -64,7 +64,7 @@ def test_peeking_with_hoeffding_bentkus_is_caught() -> None:
 
 @pytest.mark.slow
 def test_peeking_with_bets_tuned_for_the_end_is_caught() -> None:
-    """`wsr` bets by how many examples there will be: started anew at each of 50 looks, it errs too often."""
+    """`wsr` bets by the final number of examples: started again at each of 50 looks, it errs too often."""
     outcomes = run_watched_world(
         _BY_NAME["coin, 5,000 examples"], replications=2000, names=("wsr",), procedures=("fixed_sequence",)
     )
@@ -75,7 +75,7 @@ def test_peeking_with_bets_tuned_for_the_end_is_caught() -> None:
 
 @pytest.mark.parametrize("procedure", PROCEDURES)
 def test_what_is_accepted_stays_accepted(procedure: str) -> None:
-    """With running p-values every procedure accepts at the last look all that it accepted at any, and rather more."""
+    """With running p-values every procedure's last look accepts all that any look accepted, and more in total."""
     for name in ("coin, not monotone", "signed, ternary, all at delta"):
         # A level at which much is accepted.
         world = dataclasses.replace(_BY_NAME[name], shares=(0.0, 0.5, 0.9, 0.2, 0.7), epsilon=0.2)
@@ -139,7 +139,7 @@ def test_the_risk_is_the_mean_loss(world: World) -> None:
 
 
 def test_table_marks_what_is_broken() -> None:
-    """One column for each p-value and kind of rounds; a share that chance does not explain stands in bold."""
+    """Each p-value and kind of rounds has a column; a share that chance does not explain is bold."""
     outcome = WatchedOutcome(
         world="coin",
         p_value="hoeffding_bentkus",

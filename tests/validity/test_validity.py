@@ -17,7 +17,7 @@ _REPLICATIONS = 400
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS, ids=[world.name for world in WORLDS])
 def test_no_combination_breaks_its_promise(world: World) -> None:
-    """In a share of at most epsilon of all calibrations is any threshold accepted whose risk is not below delta."""
+    """At most a share epsilon of calibrations accepts a threshold whose risk is not below delta."""
     outcomes = run_world(world, replications=_REPLICATIONS)
     assert [outcome for outcome in outcomes if not outcome.is_valid] == []
     procedures = {*PROCEDURES, *([PARETO] if world.n > 1 else [])}
@@ -27,7 +27,7 @@ def test_no_combination_breaks_its_promise(world: World) -> None:
 
 
 def test_coins_get_the_binomial_p_value() -> None:
-    """Where all losses are 0 or 1 every registered p-value is tried, elsewhere all but the binomial one."""
+    """If all losses are 0 or 1 every registered p-value is tried, else all but the binomial one."""
     by_name = {world.name: world for world in WORLDS}
     coin = run_world(by_name["coin, 10 examples"], replications=5)
     assert {outcome.p_value for outcome in coin} == set(P_VALUES)
@@ -36,7 +36,7 @@ def test_coins_get_the_binomial_p_value() -> None:
 
 
 def test_hardest_worlds_come_close_to_epsilon() -> None:
-    """The suite has teeth: for every procedure there is a world where a valid test errs nearly as often as it may."""
+    """For every procedure there is a world where a valid test errs nearly as often as allowed."""
     by_name = {world.name: world for world in WORLDS}
     hardest = {
         "fixed_sequence": "coin",
@@ -59,7 +59,7 @@ _OUTCOME = Outcome(
 
 
 def test_table_marks_what_is_broken() -> None:
-    """Shares are in per cent, one column per procedure, or the largest of them; too large a share stands in bold."""
+    """Shares are in per cent, one column per procedure, or the largest of them; too large a share is bold."""
     broken = dataclasses.replace(_OUTCOME, procedure="fallback", false_rejections=120)
     assert _OUTCOME.is_valid
     assert not broken.is_valid
@@ -78,7 +78,7 @@ def test_table_marks_what_is_broken() -> None:
 
 
 def test_most_misses_is_the_upper_end() -> None:
-    """Of 10,000 calibrations at level 0.05, up to 573 may go wrong by chance."""
+    """Of 10,000 calibrations at level 0.05, up to 573 may be wrong by chance."""
     assert most_misses(10_000, 0.05) == 573
 
 

@@ -1,7 +1,7 @@
-"""What a careless calibration does, and that the suite sees it: the twins of the valid methods.
+"""The suite detects the errors of careless calibrations, the twins of the valid methods.
 
-Each test counts, in a world of its own or of the suite, how often a mistaken way of deciding accepts a threshold whose
-risk is not below delta, and shows beside it that the right way passes.
+Each test counts, in a world of its own or of the suite, how often a mistaken method accepts a threshold whose risk is
+not below delta, and shows that the right method passes.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ _REPLICATIONS = 2000
 _EPSILON = 0.05
 _MOST = most_misses(_REPLICATIONS, _EPSILON)
 _BY_NAME = {world.name: world for world in WORLDS}
-# One threshold at delta, and what a valid test makes of it is well known.
+# One threshold at delta, where the behaviour of a valid test is well known.
 _ONE = World(name="one coin", n=1000, delta=0.1, shares=(1.0,), marginal=coin)
 _EIGHT = World(name="eight coins", n=200, delta=0.1, shares=(1.0,) * 8, marginal=coin, correlation=0)
 
@@ -32,7 +32,7 @@ def _fixed_sequence(p_values: np.ndarray | None) -> FwerResult:
 
 
 def _clt_p_value(losses: np.ndarray, delta: float) -> np.ndarray:
-    """Returns what a normal approximation gives."""
+    """Returns the p-value of a normal approximation."""
     scale = losses.std(axis=0, ddof=1) / np.sqrt(len(losses))
     # Without spread the approximation is certain of itself.
     gap = losses.mean(axis=0) - delta
@@ -86,7 +86,7 @@ def test_repeated_examples_are_caught() -> None:
 
 @pytest.mark.parametrize(("tries", "at_least"), [(1, 0.0), (2, 1.0), (10, 3.0)])
 def test_the_least_of_several_p_values_is_caught(tries: int, at_least: float) -> None:
-    """The lesser of two betting p-values, from two orders of the same losses, is none; ten are far from it."""
+    """The lesser of two betting p-values, from two orders of the same losses, is not valid; ten are far from it."""
     rng = np.random.default_rng(2)
 
     def decide(losses: np.ndarray) -> FwerResult:
@@ -106,12 +106,12 @@ def test_an_order_chosen_by_the_data_is_caught() -> None:
         order = np.argsort(losses.mean(axis=0), axis=-1)
         return _fixed_sequence(np.take_along_axis(p_values, order, axis=-1))
 
-    # Every threshold is bad here, so that it does not matter which place the order puts it in.
+    # Every threshold is bad here, so the order does not matter.
     assert count_misses(_EIGHT, decide, replications=_REPLICATIONS)[1] > 3 * _MOST
 
 
 def test_a_pareto_path_from_the_tested_losses_is_caught() -> None:
-    """Pareto testing needs the split: a path from the losses that are tested errs too often, one from others not."""
+    """Pareto testing needs the split: a path from the tested losses errs too often, one from others does not."""
     errors = {"same": 0, "other": 0}
     for losses in draws(_EIGHT, replications=_REPLICATIONS):
         half = _EIGHT.n // 2
@@ -145,7 +145,7 @@ def test_peeking_is_caught() -> None:
     accepted = {"exact_binomial": 0, "wsr": 0}
     for losses in draws(_ONE, replications=_REPLICATIONS):
         for name in accepted:
-            # The betting p-value at the end is that of its best moment: peeking is what it is made for.
+            # The betting p-value at the end is that of its best moment, so it is valid when peeking.
             moments = looks if name == "exact_binomial" else looks[-1:]
             tests = [_fixed_sequence(registered_p_values(name, losses[:count], delta=_ONE.delta)) for count in moments]
             accepted[name] += int(np.any([test.rejected for test in tests], axis=0).sum())
@@ -161,7 +161,7 @@ def test_bets_that_have_seen_their_loss_are_caught() -> None:
         n, delta = world.n, world.delta
         seen = np.arange(2, n + 2)[:, None, None]
         means = (delta + losses.cumsum(axis=0)) / seen
-        # Each holds the loss that is being bet on.
+        # Each includes the loss that is being bet on.
         variances = (delta * (1 - delta) + ((losses - means) ** 2).cumsum(axis=0)) / seen
         bets = np.minimum(np.sqrt(-2 * np.log(0.05) / (n * variances)), 0.75 / (1 - delta))
         log_wealth = np.log1p(bets * (delta - losses)).cumsum(axis=0).max(axis=0)
@@ -171,7 +171,7 @@ def test_bets_that_have_seen_their_loss_are_caught() -> None:
 
 
 def test_a_bernstein_bound_without_its_linear_term_is_caught() -> None:
-    """What the sample variance cannot show, a rare large loss not yet seen, makes half of the bound err."""
+    """The sample variance does not show rare large losses not yet seen, so the bound without its linear term errs."""
     world = _BY_NAME["jackpot, rare"]
 
     def decide(losses: np.ndarray) -> FwerResult:
@@ -183,7 +183,7 @@ def test_a_bernstein_bound_without_its_linear_term_is_caught() -> None:
 
 
 def test_valid_tests_have_power() -> None:
-    """The promise is not kept by accepting nothing: a risk of 0.6 delta is mostly found out at n = 1000."""
+    """Valid tests also accept: a risk of 0.6 delta is mostly found at n = 1000."""
     world = World(name="power", n=1000, delta=0.1, shares=(0.0, 0.25, 0.6, 1.0, 1.2), marginal=beta_flat)
     for name in ("hoeffding_bentkus", "wsr"):
         chosen = [

@@ -1,9 +1,9 @@
 """Worlds whose risks are known in closed form, most of them close to the hardest for a test at level epsilon.
 
-A world says how the losses of `n` examples at a few thresholds are distributed. In most the first thresholds are safe
+A world is a distribution of the losses of `n` examples at a few thresholds. In most the first thresholds are safe
 beyond doubt and the next ones have a risk of exactly delta, where a valid test errs most; in others every threshold is
-at delta, which is what corrections for many tests are made for. A risk of exactly delta counts as too high here: that
-is stricter than the promise, and what holds there holds just above it.
+at delta, the case for which corrections for multiple tests are made. A risk of exactly delta counts as too high here:
+that is stricter than the promise, and results there also hold just above it.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class World:
     """A distribution of losses.
 
     Attributes:
-      name: What the table calls it.
+      name: Name in the table.
       n: Examples in a calibration set.
       delta: Risk tolerance.
       shares: Risk at each threshold, in testing order, in multiples of delta.
@@ -69,7 +69,7 @@ class World:
 
 
 def coin(u: np.ndarray, risk: float) -> np.ndarray:
-    """0 or 1, as of exact match."""
+    """0 or 1, as exact match gives."""
     return (u > 1 - risk).astype(np.float64)
 
 
@@ -117,7 +117,7 @@ def almost_constant(u: np.ndarray, risk: float) -> np.ndarray:
 
 
 def relief(rate: float) -> Marginal:
-    """Returns a marginal that is 0 at a small rate, and else a constant above the risk: what is rare looks safe."""
+    """Returns a marginal that is 0 at a small rate, and else a constant above the risk: rare losses look safe."""
 
     def marginal(u: np.ndarray, risk: float) -> np.ndarray:
         return np.where(u < rate, 0.0, risk / (1 - rate))
@@ -126,7 +126,7 @@ def relief(rate: float) -> Marginal:
 
 
 def cluster_means(u: np.ndarray, risk: float) -> np.ndarray:
-    """The mean of three coins of one page, of which two fall alike: what a default sees of clusters of 0 and 1."""
+    """The mean of three coins of one page, two of which are equal: the default's view of clusters of 0 and 1."""
     return np.where(u > 1 - risk / 2, 1.0, np.where(u > 1 - 5 * risk / 4, 2 / 3, 0.0))
 
 

@@ -1,4 +1,4 @@
-"""Examples, generations, plans and totals with known content, for tests of what is made of them."""
+"""Examples, generations, plans and totals with known content, for tests of their results."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def build_plan(specs: Sequence[PlannedTest], thresholds: Sequence[float], **chan
 def build_totals(losses: ArrayLike, layout: Layout, *, salt: str = "salt") -> CalibrationTotals:
     """Returns the totals of losses of shape (units, objectives, thresholds); threshold k takes 4 - k / 2 layers.
 
-    Units are named by their numbers, and count as one example each.
+    Units have their numbers as names, and count as one example each.
     """
     fixed = to_signed_fixed_point(losses)
     keys = [str(index) for index in range(len(fixed))]

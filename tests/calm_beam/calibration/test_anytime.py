@@ -1,4 +1,4 @@
-"""Tests of what several runs of `verify --anytime` say together."""
+"""The combined verdict of several runs of `verify --anytime`."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def _after(losses: list[float], *, delta: float = 0.1, is_signed: bool = False) 
 
 @given(losses=st.lists(st.floats(-1, 1), min_size=1, max_size=20), delta=st.floats(0.01, 0.9), is_signed=st.booleans())
 def test_p_values_are_those_of_the_mixture_written_out(losses: list[float], delta: float, is_signed: bool) -> None:
-    """The excess is 1 / W of the bettors on large losses; the proof is `signed_mixture` of the same losses."""
+    """The p-value for an excess is 1 / W of bettors on large losses; that for a proof is `signed_mixture`'s."""
     taken = losses if is_signed else [abs(loss) for loss in losses]
     fixed = [math.ceil(loss * LOSS_SCALE) / LOSS_SCALE for loss in taken]
     lowest = -1 if is_signed else 0
@@ -37,7 +37,7 @@ def test_p_values_are_those_of_the_mixture_written_out(losses: list[float], delt
 
 
 def test_runs_add_up() -> None:
-    """Capitals after three runs, stored in between, are those of one; p-values are the least after any run."""
+    """Capitals after three runs, stored in between, are those of one run; p-values are the least after any run."""
     losses = np.random.default_rng(0).random(90) ** 3
     entry = build_entry(0.5, delta=0.2)
     evidence = AnytimeEvidence.start("sha256:0", promises=1, alpha=0.05)
@@ -61,13 +61,13 @@ def test_runs_add_up() -> None:
 
 @given(losses=st.lists(st.floats(0, 1), max_size=30), seed=st.integers(0, 100))
 def test_the_order_of_the_examples_changes_nothing(losses: list[float], seed: int) -> None:
-    """Sums of integers are the same in any order."""
+    """Sums of integers do not depend on the order of examples."""
     shuffled = np.random.default_rng(seed).permutation(losses).tolist()
     assert _after(losses) == _after(shuffled)
 
 
 def test_failures_prove_no_excess_and_no_promise() -> None:
-    """An output that failed counts with its lowest loss when a promise is called broken, with 1 when it is proved."""
+    """A failed output counts with its lowest loss for an excess, and with 1 for a proof."""
     strict, lenient = np.array([1.0] * 50 + [0.0] * 50), np.zeros(100)
     evidence = PromiseEvidence().after(strict, lenient, delta=0.1, is_signed=False)
     assert evidence.excess_p_value == 1
@@ -77,7 +77,7 @@ def test_failures_prove_no_excess_and_no_promise() -> None:
 
 
 def test_a_broken_promise_stays_broken_and_others_share_alpha() -> None:
-    """Holm's procedure goes over all promises, also those that no run has tested."""
+    """Holm's procedure covers all promises, also those that no run has tested; a broken one stays broken."""
     entries = [build_entry(0.2, delta=0.1), build_entry(0.5, delta=0.2), build_entry(0.6, delta=0.3)]
     bad, good = np.ones(3), np.zeros(300)
     evidence = AnytimeEvidence.start("sha256:0", promises=3, alpha=0.05)
@@ -90,7 +90,7 @@ def test_a_broken_promise_stays_broken_and_others_share_alpha() -> None:
     later = evidence.after_run(["b"], [(good, good), None, None], entries=entries)
     assert later.verdicts(entries)[0].is_broken
     assert later.verdicts(entries)[0].risk == pytest.approx(3 / 303)
-    # The same losses with alpha for thirty promises are too little.
+    # With alpha for thirty promises the same losses are too few.
     many = AnytimeEvidence.start("sha256:0", promises=30, alpha=0.05)
     many = many.after_run(["a"], [(bad, bad)] + [None] * 29, entries=[entries[0]] * 30)
     assert not many.verdicts([entries[0]] * 30)[0].is_broken

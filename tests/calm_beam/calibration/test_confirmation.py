@@ -1,4 +1,4 @@
-"""Confirming a chosen threshold by units that had no part in choosing it."""
+"""Confirming a chosen threshold by units that did not select it."""
 
 import dataclasses
 from typing import Any
@@ -39,14 +39,14 @@ def _choose(losses: np.ndarray, served: np.ndarray, **changes: Any) -> Confirmed
 
 
 def _first(count: int, among: np.ndarray) -> np.ndarray:
-    """Returns losses of 1 for so many of some units, and of 0 for all others."""
+    """Returns losses of 1 for the given numbers of units, and of 0 for all others."""
     losses = np.zeros(len(among))
     losses[np.flatnonzero(among)[:count]] = 1.0
     return losses
 
 
 def test_by_hand() -> None:
-    """Of four thresholds three are proved; their losses as they are served decide, the safest first."""
+    """Of four thresholds three are proved; their losses as served decide, the safest first."""
     chooses = int((~_CONFIRMS).sum())
     confirms = len(_KEYS) - chooses
     losses = np.stack([_first(count, ~_CONFIRMS) for count in (0, 3, 4, 30)], axis=1)
@@ -66,7 +66,7 @@ def test_by_hand() -> None:
 
 
 def test_what_follows_a_failure_is_not_promised() -> None:
-    """A lower threshold that would pass the test is not reached."""
+    """A lower threshold after a failure is not reached, though it would pass the test."""
     losses = np.stack([_first(count, ~_CONFIRMS) for count in (0, 3, 4)], axis=1)
     choice = _choose(losses, np.stack([np.ones(200), np.zeros(200), np.zeros(200)], axis=1))
     assert choice.path == (0, 1, 2)
@@ -81,17 +81,17 @@ def test_what_follows_a_failure_is_not_promised() -> None:
         ([0.01, 0.04], 0.3, (0, 1)),
         ([1e-30, 1e-8, 1e-4, 0.01, 0.04], 0.3, (1, 2, 4)),
         ([1e-7, 1e-6, 1e-5, 0.01, 0.04], 0.3, (0, 2, 4)),
-        # Of a larger part that confirms, more is expected.
+        # A larger holdout must prove more.
         ([1e-30, 1e-8, 1e-4, 0.01, 0.04], 0.5, (2, 3, 4)),
         ([1e-30, 1e-20, 1e-15, 1e-14], 0.5, (3,)),
-        # The last that are small enough, where p-values do not grow along the path.
+        # The last ones that are small enough, if p-values do not grow along the path.
         ([1e-5, 1e-30, 0.04, 1e-5, 0.04], 0.3, (1, 3, 4)),
     ],
 )
 def test_safer_places_are_chosen_by_their_p_values(
     p_values: list[float], share: float, places: tuple[int, ...]
 ) -> None:
-    """At most two before the last one, at which as many units as confirm would have proved much more, and enough."""
+    """At most two places before the chosen one are tested, at which the selection would have proved much more."""
     found = confirming_places([*p_values, 0.9], [*[True] * len(p_values), False], epsilon=0.05, holdout_share=share)
     assert tuple(dict.fromkeys(found.tolist())) == places
     assert found.shape == (CONFIRM_PATH,)
@@ -100,20 +100,20 @@ def test_safer_places_are_chosen_by_their_p_values(
 
 
 def test_each_part_is_asked_for_its_own_losses() -> None:
-    """What the sweep shows of those who confirm, and what is served to those who choose, changes nothing."""
+    """Sweep losses of the holdout, and served losses of the selection, change nothing."""
     losses, served = np.zeros((200, 2)), np.zeros((200, 2))
     losses[_CONFIRMS] = 1.0
     served[~_CONFIRMS] = 1.0
     choice = _choose(losses, served)
     assert (choice.path, choice.promised) == ((1,), 1)
-    # Nor does another threshold of those who confirm.
+    # Nor does another threshold of the holdout.
     served[:, 0] = 1.0
     assert _choose(losses, served).promised == 1
 
 
 @pytest.mark.parametrize("p_value", ["wsr", "star_bets"])
 def test_bets_follow_the_keys(p_value: str) -> None:
-    """Units that come in another order are bet on in the same one, which keys and salt decide."""
+    """The order of bets depends on keys and salt, not on the order of units."""
     rng = np.random.default_rng(0)
     losses = (rng.uniform(size=(200, 2)) < [0.01, 0.03]) * 0.8
     choice = _choose(losses, losses, p_value=p_value)
@@ -125,19 +125,19 @@ def test_bets_follow_the_keys(p_value: str) -> None:
 
 
 def test_nothing_chosen_needs_no_confirmation() -> None:
-    """Never exit stands by itself."""
+    """Never exit needs no confirmation."""
     choice = _choose(np.ones((200, 2)), np.zeros((200, 2)))
     assert (choice.chosen, choice.path, choice.p_values, choice.promised) == (None, (), (), None)
 
 
 def test_parts_do_not_depend_on_what_is_asked() -> None:
-    """Other tolerances, losses and procedures are chosen and confirmed by the same units."""
+    """The same units select and confirm for other tolerances, losses and procedures."""
     generator = np.random.default_rng(0)
     for delta in (0.05, 0.3, 0.6):
         noise = generator.uniform(size=(200, 3))
         losses = np.where(_CONFIRMS[:, None], noise, 0.0)
         choice = _choose(losses, np.zeros((200, 3)), delta=delta, p_value="hoeffding_bentkus", procedure="holm")
-        # The losses of those who confirm would have let nothing pass.
+        # The holdout's sweep losses would have proved nothing.
         assert choice.chosen == 2
 
 
@@ -152,13 +152,13 @@ def test_parts_do_not_depend_on_what_is_asked() -> None:
     ],
 )
 def test_what_cannot_be_confirmed_is_refused(changes: dict[str, Any], message: str) -> None:
-    """With the reason."""
+    """A calibration that cannot be confirmed is refused with the reason."""
     with pytest.raises(ValueError, match=message):
         _choose(np.zeros((200, 2)), np.zeros((200, 2)), **changes)
 
 
 def test_shapes_have_to_fit() -> None:
-    """One served loss for every one of the sweep."""
+    """There must be one served loss for every loss of the sweep."""
     with pytest.raises(ValueError, match=r"losses and served must have shape \(units, thresholds\)"):
         _choose(np.zeros((200, 2)), np.zeros((200, 3)))
 
@@ -171,7 +171,7 @@ def _plan(*, tests: int = 2, **changes: Any) -> Plan:
 
 
 def test_the_plan_says_who_confirms() -> None:
-    """The share is part of what is settled beforehand, and so of its digest; without it, nothing is said of it."""
+    """The holdout share is part of the plan, and so of its digest; without it, the plan has no such field."""
     plan, other = _plan(), _plan(holdout_share=None)
     assert (plan.to_dict()["confirm_share"], plan.to_dict()["confirm_path"]) == (0.3, 3)
     assert plan.digest != other.digest
@@ -186,13 +186,13 @@ def test_the_plan_says_who_confirms() -> None:
 
 
 def test_other_tolerances_are_confirmed_by_the_same_examples() -> None:
-    """The parts are those of the salt, whatever is tested."""
+    """The parts follow from the salt, whatever is tested."""
     parts = [set_part(_plan(), CONFIRMING), set_part(dataclasses.replace(_plan(), tests=_plan().tests[:1]), CONFIRMING)]
     assert parts[0] == parts[1]
 
 
 def test_what_confirms_is_counted_for_each_threshold_by_itself() -> None:
-    """Neither rounds nor a path are left, nor the rest of the grid."""
+    """Confirmed totals are counted for each threshold alone, without rounds, a path, or the rest of the grid."""
     watched = dataclasses.replace(
         _plan(),
         sequential=SequentialPlan(round_examples=10),
@@ -211,7 +211,7 @@ def test_what_confirms_is_counted_for_each_threshold_by_itself() -> None:
 
 
 def test_every_chosen_threshold_is_decoded_once() -> None:
-    """Descending, with those that are tested before it; entries that never exit need none."""
+    """Every chosen threshold is decoded once, descending, with those tested before it; never exit needs none."""
     bold = build_calibration(
         threshold=0.9, risk=0.0125, layers=5.5, path=(build_calibration().path[0],), procedure="holm"
     )
@@ -226,13 +226,13 @@ def test_every_chosen_threshold_is_decoded_once() -> None:
 
 
 def test_those_that_chose_divide_a_joint_epsilon() -> None:
-    """What entries without a threshold leave goes to the others; each alone, and where all chose, nothing moves."""
+    """Entries with a threshold divide a joint epsilon; separate entries, and entries that all have one, keep theirs."""
     plan = _plan(tests=4, joint_epsilon=0.2)
     assert plan.confirming_epsilons([True, False, True, False]) == [0.1, 0.05, 0.1, 0.05]
     assert plan.confirming_epsilons([False, False, True, False]) == pytest.approx([0.05, 0.05, 0.2, 0.05])
     for has_chosen in ([True] * 4, [False] * 4):
         assert plan.confirming_epsilons(has_chosen) == [0.05] * 4
-    # As early writers tested, and as entries do that hold each alone.
+    # As early writers tested, and as separate entries do.
     early = dataclasses.replace(plan, confirm_path=None)
     for other in (early, _plan(tests=4)):
         assert other.confirming_epsilons([True, False, True, False]) == [0.05] * 4

@@ -1,4 +1,4 @@
-"""What was counted is compared with what is stored."""
+"""Counted totals are compared with the stored shards."""
 
 import dataclasses
 import random
@@ -33,7 +33,7 @@ def _finished(*sizes: int) -> FinishedSweep:
 @hypothesis.settings(deadline=None)
 @hypothesis.given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5), order=st.randoms(use_true_random=False))
 def test_every_shard_once_passes_in_any_order(sizes: list[int], order: random.Random) -> None:
-    """Totals merge to the same whole in any order, and it passes; failures come sorted."""
+    """Totals merge to the same whole in any order, and pass; failures are sorted."""
     parts = [_shard_totals(shard, size) for shard, size in enumerate(sizes)]
     order.shuffle(parts)
     whole = CalibrationTotals.zero(_LAYOUT)
@@ -54,7 +54,7 @@ def test_every_shard_once_passes_in_any_order(sizes: list[int], order: random.Ra
     ],
 )
 def test_a_shard_that_counts_twice_is_refused(counted: tuple[int, ...], message: str) -> None:
-    """A shard that comes twice, not at all, or from elsewhere is named with both numbers."""
+    """A shard that comes twice, is missing, or is unknown is named with both numbers."""
     sizes = (2, 3, 4)
     whole = CalibrationTotals.zero(_LAYOUT)
     for shard in counted:
@@ -64,7 +64,7 @@ def test_a_shard_that_counts_twice_is_refused(counted: tuple[int, ...], message:
 
 
 def test_a_lost_loss_is_refused() -> None:
-    """As many losses as examples must have been added, and kept where single losses are."""
+    """The number of added losses, and of kept single losses, must be that of the examples."""
     totals = _shard_totals(0, 3)
     with pytest.raises(OutputsError, match=r"2 examples were scored, but 3 decoded\."):
         dataclasses.replace(totals, scored=2).check(_finished(3))

@@ -1,4 +1,4 @@
-"""Examples that may be evaluated, declared beforehand: their order, their rounds, and what is refused."""
+"""Declared examples: their order, their rounds, and refused declarations."""
 
 import itertools
 import pathlib
@@ -19,7 +19,7 @@ def _declared(examples: list[DeclaredExample], *, salt: str = "salt", round_exam
 
 
 def test_the_order_is_that_of_bets() -> None:
-    """Examples come in the order in which `BettingTable` has them, whatever the order in which they were declared."""
+    """Examples have the order of `BettingTable`, in whatever order they were declared."""
     examples = [DeclaredExample(f"e{index}") for index in range(95)]
     found = _declared(examples)
     table = BettingTable.of([each.id for each in examples], np.arange(95)[:, None], salt="salt")
@@ -33,7 +33,7 @@ def test_the_order_is_that_of_bets() -> None:
 
 
 def test_clusters_are_not_divided() -> None:
-    """With clusters these are what is ordered: the examples of each follow each other, in one round."""
+    """Clusters are ordered as units: the examples of each follow each other, in one round."""
     examples = declared_examples(123)
     found = _declared(examples, round_examples=10)
     assert found.clusters is not None
@@ -60,7 +60,7 @@ def test_groups_and_clusters_are_part_of_the_fingerprint() -> None:
     ],
 )
 def test_files(tmp_path: pathlib.Path, name: str, text: str) -> None:
-    """Plain text has an id a line, tables have a column."""
+    """Plain text has one id a line, and tables have a column of ids."""
     (tmp_path / name).write_text(text, encoding="utf-8")
     (path,) = table_files([str(tmp_path / name)], IdReading())
     assert [row.id for row in read_rows(path, IdReading())] == ["a", "1", "b c"]
@@ -77,14 +77,14 @@ def test_files(tmp_path: pathlib.Path, name: str, text: str) -> None:
     ],
 )
 def test_malformed_files(tmp_path: pathlib.Path, name: str, text: str, reading: IdReading, message: str) -> None:
-    """What is wrong is told with the file."""
+    """Errors are reported with the file."""
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(LossesError, match=message):
         _ = [list(read_rows(path, reading)) for path in table_files([str(tmp_path / name)], reading)]
 
 
 def test_what_cannot_be_declared() -> None:
-    """Nothing, and an example twice."""
+    """An empty declaration, and a repeated example, are refused."""
     with pytest.raises(LossesError, match=r"^there are no ids\.$"):
         _declared([])
     with pytest.raises(LossesError, match=r"^1 id \('a'\) declared several times"):

@@ -1,4 +1,4 @@
-"""Groups: named before any loss is seen, summed exactly, and held to the promise each by itself."""
+"""Groups are named before any loss is seen, summed exactly, and each keeps its own promise."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ def _plan(**changes: object) -> Plan:
 
 
 def _totals(losses: np.ndarray, groups: list[str | None], layout: Layout) -> CalibrationTotals:
-    """Totals of examples whose outputs are as long as their number and their group's name say."""
+    """Returns totals of examples whose output lengths depend on their number and their group's name."""
     ids = [f"{index}" for index in range(len(groups))]
     generations = [
         build_generation(
@@ -62,7 +62,7 @@ def _totals(losses: np.ndarray, groups: list[str | None], layout: Layout) -> Cal
 
 
 def test_names_are_counted() -> None:
-    """Groups come in the order of their names, with their numbers of examples, and are told in one line."""
+    """Groups are sorted by name, counted, and printed in one line."""
     groups = counted_groups(["fr", "de", "fr"], key="language")
     assert groups == (GroupRecord(name="de", examples=1), GroupRecord(name="fr", examples=2))
     many = counted_groups((f"{name:02}" for name in range(20)), key="page\n")
@@ -70,7 +70,7 @@ def test_names_are_counted() -> None:
 
 
 def test_a_field_that_tells_examples_apart_names_no_groups() -> None:
-    """More groups than anybody could prove something for are refused, and so is an example without one."""
+    """Too many groups to prove anything, and an example without a group, are refused."""
     with pytest.raises(DataError, match=f"--group_key=id: the data have more than {MOST_GROUPS} groups"):
         counted_groups(map(str, range(MOST_GROUPS + 1)), key="id")
     with pytest.raises(DataError, match="an example names no language"):
@@ -78,7 +78,7 @@ def test_a_field_that_tells_examples_apart_names_no_groups() -> None:
 
 
 def test_a_row_without_a_group_is_named(tmp_path: pathlib.Path) -> None:
-    """The error says which line of which file names no group; numbers name groups too."""
+    """The error names the file and line without a group; numbers may name groups."""
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input": "a", "year": 2020}\n{"input": "b"}\n')
     data = DataFiles.found(str(path), reading=Reading(group_key="year"))
@@ -102,7 +102,7 @@ def test_a_group_is_part_of_what_an_example_is() -> None:
 
 
 def test_every_guarantee_is_given_to_the_whole_and_to_each_group() -> None:
-    """The whole comes first; a joint epsilon is divided among all entries."""
+    """Every guarantee is given to all examples first, then to each group; a joint epsilon is divided among entries."""
     specs = _specs(deltas=(0.2, 0.3), joint=True)
     assert [(spec.group, spec.delta) for spec in specs] == [
         (group, delta) for group in (None, "de", "fr") for delta in (0.2, 0.3)
@@ -113,7 +113,7 @@ def test_every_guarantee_is_given_to_the_whole_and_to_each_group() -> None:
 
 
 def test_what_groups_cannot_be_told_apart_by_is_refused() -> None:
-    """Clusters, p-values that need every loss, and specs without a key, or the other way round."""
+    """Groups with clusters, p-values that need every loss, and specs that do not match the key are refused."""
     with pytest.raises(ValueError, match="a cluster may hold prompts of several groups"):
         build_plan(_specs(), _GRID, group_key="language", cluster_key="page")
     with pytest.raises(ValueError, match="p_value wsr needs every single loss, and those of groups are only summed"):
@@ -125,7 +125,7 @@ def test_what_groups_cannot_be_told_apart_by_is_refused() -> None:
 
 
 def test_plans_without_groups_are_as_they_were() -> None:
-    """What is not asked for stands nowhere in a plan, so that its digest is that of earlier versions."""
+    """A plan without groups has no fields about them, so that its digest is that of earlier versions."""
     record = build_plan(_specs(groups=()), _GRID).to_dict()
     assert "group_key" not in record
     assert "group" not in record["tests"][0]  # type: ignore[index]
@@ -134,7 +134,7 @@ def test_plans_without_groups_are_as_they_were() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(_NAMES), st.floats(0, 1)), min_size=1, max_size=12), st.randoms())
 def test_sums_of_a_group_are_those_of_its_examples(drawn: list[tuple[str, float]], random: object) -> None:
-    """In whatever order parts are merged, a group has what its examples alone would have, and all groups the whole."""
+    """In any merge order a group has the sums of its examples alone, and all groups add up to the whole."""
     layout = layout_of(_plan(p_value="signed_mixture"))
     groups: list[str | None] = [name for name, _ in drawn]
     losses = np.array([[[loss, 1 - loss]] for _, loss in drawn])
@@ -152,7 +152,7 @@ def test_sums_of_a_group_are_those_of_its_examples(drawn: list[tuple[str, float]
 
 
 def test_an_example_of_no_planned_group_ends_the_run() -> None:
-    """Data that changed after the groups were named are told, whatever group they have now."""
+    """An example that changed to an unplanned group after the groups were named ends the run."""
     layout = layout_of(_plan())
     with pytest.raises(OutputsError, match="an example is of group 'it', but planned were de, fr"):
         _totals(np.zeros((1, 1, 2)), ["it"], layout)
@@ -161,7 +161,7 @@ def test_an_example_of_no_planned_group_ends_the_run() -> None:
 
 
 def test_losses_without_their_groups_are_found() -> None:
-    """Totals whose groups do not add up to the whole are no result."""
+    """Totals whose groups do not add up to the whole are refused."""
     layout = layout_of(_plan())
     totals = dataclasses.replace(_totals(np.zeros((2, 1, 2)), ["de", "fr"], layout), groups=())
     with pytest.raises(OutputsError, match="the groups have 0 examples, but 2 were scored"):
@@ -189,7 +189,7 @@ def test_entries_of_groups_are_of_their_own_losses(tmp_path: pathlib.Path) -> No
 
 
 def test_rounds_are_watched_in_every_group(tmp_path: pathlib.Path) -> None:
-    """A group may have no example in the first rounds; what a round has counted of it is read again."""
+    """A group may have no example in the first rounds; a counted round's sums for it are read again."""
     plan = dataclasses.replace(_plan(p_value="signed_mixture"), sequential=SequentialPlan(round_examples=30))
     parts = [["de"] * 30, ["de"] * 20 + ["fr"] * 10, ["de"] * 30]
     rounds = []
@@ -218,20 +218,20 @@ def test_rounds_are_watched_in_every_group(tmp_path: pathlib.Path) -> None:
     assert first.path[0].n == 0
 
 
-# What follows draws many calibration sets at once: as thresholds of one grid, which share nothing but the labels.
+# The tests below draw many calibration sets at once, as thresholds of one grid that share only the labels.
 _DELTA, _EPSILON, _EXAMPLES = 0.2, 0.1, 300
 
 
 def _accepted(
     risks: dict[str, tuple[float, float]], *, seed: int, joint: bool, labels: int = 25, sets: int = 800
 ) -> dict[str | None, np.ndarray]:
-    """Returns for the whole and every group, in how many sets the second threshold of a grid of two was accepted.
+    """Returns the number of sets that accepted the second of two thresholds, for the whole and every group.
 
     Args:
-      risks: Of each group, at the first threshold and at the second; a third of the prompts are of the first group.
-      seed: Of all draws.
+      risks: Risk of each group at the first threshold and at the second; a third of the prompts are of the first group.
+      seed: Seed of all draws.
       joint: Whether all entries are to hold together.
-      labels: How often groups are drawn.
+      labels: Number of draws of groups.
       sets: Calibration sets for each draw.
     """
     generator = np.random.default_rng(seed)
@@ -258,25 +258,25 @@ def _accepted(
 
 
 def _is_at_most(accepted: np.ndarray, epsilon: float) -> bool:
-    """Returns whether a frequency does not contradict a probability of at most epsilon."""
+    """Returns whether a frequency is compatible with a probability of at most epsilon."""
     low, _ = binomial_interval(int(accepted.sum()), len(accepted), confidence=0.999)
     return low <= epsilon
 
 
 def test_a_group_fails_while_the_mean_passes() -> None:
-    """The whole rightly accepts a threshold that breaks the promise for one group, whose own entry refuses it."""
+    """The whole rightly accepts a threshold that breaks one group's promise, and this group's entry refuses it."""
     # Over all prompts the second threshold has risk 0.21 / 3 + 0.04 / 3 * 2, far below delta.
     accepted = _accepted({"fr": (0.02, 0.21), "en": (0.02, 0.04)}, seed=1, joint=False)
     assert accepted[None].mean() > 0.99
     assert accepted["en"].mean() > 0.99
     assert _is_at_most(accepted["fr"], _EPSILON)
-    # The test is near its bound, so that a weaker one would be found out: serving by the whole is such a one.
+    # The test is near its bound, so that a weaker one would be noticed, such as serving by the whole.
     assert accepted["fr"].mean() > 0.01
     assert not _is_at_most(accepted[None], _EPSILON)
 
 
 def test_joint_entries_are_all_right_together() -> None:
-    """Where every entry can be wrong, the chance that any is stays below epsilon; undivided, it would not."""
+    """If every entry can be wrong, the chance that any is stays below epsilon; with epsilon each, it would not."""
     wrong = {"fr": (0.02, 0.201), "en": (0.02, 0.201)}
     joint = _accepted(wrong, seed=2, joint=True)
     assert _is_at_most(np.any(list(joint.values()), axis=0), _EPSILON)

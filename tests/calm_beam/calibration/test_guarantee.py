@@ -1,4 +1,4 @@
-"""Guarantees: every combination of what is asked for, checked."""
+"""Guarantees: every requested combination, checked."""
 
 import math
 import re
@@ -71,7 +71,7 @@ def test_relu_loss_has_the_papers_p_value() -> None:
 
 
 def test_losses_of_0_and_1_have_the_exact_test() -> None:
-    """Those that are known beforehand: of a metric that says so, but for signed losses and means over clusters."""
+    """Losses known to be 0 or 1, by the metric, get the exact test, except signed losses and means over clusters."""
     asked: dict[str, Any] = {"metrics": ("exact_match", "token_f1"), "deltas": (0.1,)}
     assert [spec.p_value for spec in _specs(**asked)] == [
         "exact_binomial", "hoeffding_bentkus", "signed_mixture", "signed_mixture",
@@ -85,7 +85,7 @@ def test_losses_of_0_and_1_have_the_exact_test() -> None:
 
 
 def test_bets_are_taken_where_all_losses_can_be_kept() -> None:
-    """Up to two million over all entries, where there are neither groups nor variants, unless another test is named."""
+    """Bets are the default for up to two million losses over all entries, without groups or variants."""
     most = MOST_KEPT_LOSSES // 4
     assert {spec.p_value for spec in _specs(losses=most)} == {"star_bets"}
     sums = {"hoeffding_bentkus", "signed_mixture"}
@@ -99,7 +99,7 @@ def test_bets_are_taken_where_all_losses_can_be_kept() -> None:
 @pytest.mark.parametrize("is_signed", [False, True])
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_the_default_is_valid_wherever_it_is_taken(is_binary: bool, is_signed: bool, is_kept: bool) -> None:
-    """It takes losses of that kind, and needs no more of them than there is."""
+    """The default test accepts losses of its kind, and needs no more of them than there are."""
     if is_binary and is_signed:
         pytest.skip("losses of 0 and 1 are not signed")
     method = P_VALUES[default_p_value(is_binary=is_binary, is_signed=is_signed, is_kept=is_kept)]
@@ -109,7 +109,7 @@ def test_the_default_is_valid_wherever_it_is_taken(is_binary: bool, is_signed: b
 
 
 def test_tails_come_besides_the_mean() -> None:
-    """Every combination once for the mean and once for each tail, which the binomial test takes; epsilon is shared."""
+    """Every combination appears once for the mean and once for each tail, with the binomial test; epsilon is shared."""
     specs = _specs(tails=(0.3, 0.5), joint=True)
     assert [spec.objective.loss for spec in specs[::2]] == [
         "dissimilarity", "signed", "dissimilarity>0.3", "relu>0.3", "dissimilarity>0.5", "relu>0.5",
@@ -121,19 +121,19 @@ def test_tails_come_besides_the_mean() -> None:
 
 @pytest.mark.parametrize("tail", [-0.1, 1.0, float("nan")])
 def test_a_tail_is_a_loss_that_can_be_exceeded(tail: float) -> None:
-    """An output loses at most 1."""
+    """A tail must be below 1, the largest loss."""
     with pytest.raises(ValueError, match=r"tail must be in \[0, 1\), got"):
         _specs(tails=(tail,))
 
 
 def test_a_tail_of_a_signed_loss_is_that_of_its_positive_part() -> None:
-    """One loss has one name."""
+    """A tail of a signed loss is refused, since that of its positive part is the same."""
     with pytest.raises(ValueError, match="a tail must be of the loss dissimilarity or relu, got 'signed'"):
         Guarantee("risk", "rouge_l", delta=0.1, loss="signed", tail=0.3)
 
 
 def test_p_value_and_procedure_are_taken_as_given() -> None:
-    """A p-value or procedure that is named goes into every spec."""
+    """A named p-value or procedure is in every spec."""
     specs = _specs(p_value="wsr", procedure="holm")
     assert {(spec.p_value, spec.procedure) for spec in specs} == {("wsr", "holm")}
     with pytest.raises(ValueError, match=r"p_value must be one of hoeffding, .*; got 'clt'"):
@@ -144,14 +144,14 @@ def test_p_value_and_procedure_are_taken_as_given() -> None:
 
 @pytest.mark.parametrize("p_value", ["hoeffding", "hoeffding_bentkus", "exact_binomial", "empirical_bernstein"])
 def test_signed_losses_need_a_p_value_that_takes_them(p_value: str) -> None:
-    """p-values for losses in [0, 1] are refused with the signed loss, and taken with the relu, then the default."""
+    """p-values for losses in [0, 1] are refused with the signed loss and accepted with the relu loss, their default."""
     message = (
         f"p_value {p_value} is for losses in [0, 1], but the signed loss of risk consistency lies in [-1, 1]. Take "
         "signed_mixture or wsr or star_bets, or risk_loss=relu."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         _specs(p_value=p_value, risk_loss="signed")
-    # Naming such a p-value alone asks for the loss that it is made for.
+    # Naming such a p-value alone selects its loss.
     for specs in (_specs(p_value=p_value, risk_loss="relu"), _specs(p_value=p_value)):
         assert {spec.p_value for spec in specs} == {p_value}
         assert {spec.objective.loss for spec in specs} == {"dissimilarity", "relu"}
@@ -211,7 +211,7 @@ def _all_asked(**changes: Any) -> tuple[PlannedTest, ...]:
     ],
 )
 def test_the_served_guarantee_is_found(asked: str, changes: dict[str, Any], place: int) -> None:
-    """Values alone or with names say which it is, in any order, as far as they tell it from the others."""
+    """Values with or without names find the served guarantee, in any order, if they identify it."""
     assert place_of_served(asked, _all_asked(**changes)) == place
 
 
@@ -231,7 +231,7 @@ def test_the_served_guarantee_is_found(asked: str, changes: dict[str, Any], plac
     ],
 )
 def test_what_names_no_guarantee_is_refused(asked: str, message: str) -> None:
-    """Several, none, unknown names and values that are no numbers are told."""
+    """Values that match several guarantees or none, unknown names, and invalid numbers are refused."""
     with pytest.raises(ValueError, match=re.escape(message)):
         place_of_served(asked, _all_asked())
 

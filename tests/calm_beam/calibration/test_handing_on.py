@@ -1,4 +1,4 @@
-"""Entries that hand their epsilon on: what a certification tests, what its manifest says, and what readers refuse."""
+"""Entries that hand their epsilon on: tests of a certification, the manifest, and refusals of readers."""
 
 import dataclasses
 import pathlib
@@ -30,7 +30,7 @@ _UNITS = 60
 
 
 def _table(risky: int) -> LossTable:
-    """Returns losses of groups a, whose settings lose nothing, and b, whose second loses `risky` times."""
+    """Returns losses of groups a, whose settings lose nothing, and b, whose second setting loses `risky` times."""
     return LossTable.of(
         LossRow(id=f"{group}-{unit}", setting=setting, loss=float(lost), group=group)
         for group in ("a", "b")
@@ -58,13 +58,13 @@ def _chosen(manifest: SettingManifest) -> Sequence[str | None]:
 
 
 def test_what_is_proved_to_its_end_hands_on(tmp_path: pathlib.Path) -> None:
-    """The whole and group a have nothing left to test, so that b is tested at all of epsilon and not at a third."""
+    """The whole and group a have nothing left to test, so b is tested at all of epsilon and not at a third."""
     kept, handed_on = _manifest(_plan(None)), _manifest(_plan())
     assert _chosen(kept) == ["8 bits", "8 bits", "16 bits"]
     assert _chosen(handed_on) == ["8 bits"] * 3
     last = handed_on.calibrations[-1]
     assert 0.02 < last.path[-1].p_value <= 0.06
-    # A reader sees at which level, and the p-values are those of before.
+    # A reader sees the level, and the p-values are as before.
     assert [entry.tested_epsilon for entry in handed_on.calibrations] == [None, None, pytest.approx(0.06)]
     assert [entry.promised_epsilon for entry in kept.calibrations] == [0.02] * 3
     for entry, other in zip(kept.calibrations, handed_on.calibrations, strict=True):
@@ -77,7 +77,7 @@ def test_what_is_proved_to_its_end_hands_on(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_has_not_come_to_its_end_hands_nothing_on() -> None:
-    """Of three of which one is stopped, the others have ended; where all but one are stopped, that one alone has."""
+    """Entries that have not finished hand nothing on, whether one or all but one of three stopped."""
     stopped = _manifest(_plan(), risky=40)
     assert _chosen(stopped) == ["16 bits", "8 bits", "16 bits"]
     assert [entry.tested_epsilon for entry in stopped.calibrations] == [pytest.approx(0.03), None, pytest.approx(0.03)]
@@ -85,7 +85,7 @@ def test_what_has_not_come_to_its_end_hands_nothing_on() -> None:
 
 
 def test_other_procedures_take_and_do_not_give() -> None:
-    """Where tests of a grid divide epsilon among themselves, a reader could not see when all of it was proved."""
+    """Procedures that divide epsilon within a grid only receive: a reader could not see when all of it was proved."""
     found = _manifest(_plan(procedure="bonferroni"))
     assert _chosen(found)[:2] == ["8 bits", "8 bits"]
     assert [entry.tested_epsilon for entry in found.calibrations] == [None] * 3
@@ -108,7 +108,7 @@ def _joint() -> dict[str, Any]:
     ],
 )
 def test_a_level_that_nobody_handed_on_is_refused(place: int, level: float | None, message: str) -> None:
-    """Readers compute the levels again, by the p-values that are written."""
+    """Readers compute the levels again from the written p-values, and refuse others."""
     manifest = _manifest(_plan())
     content: Any = manifest.to_dict()
     content["calibrations"][place].pop("tested_epsilon", None)
@@ -119,7 +119,7 @@ def test_a_level_that_nobody_handed_on_is_refused(place: int, level: float | Non
 
 
 def test_rounds_and_single_promises_hand_nothing_on() -> None:
-    """What is looked at round by round keeps its epsilon, and what holds alone has nobody to hand it to."""
+    """Sequential promises keep their epsilon, and a separate promise has none to hand it to."""
     assert joint_procedure(0.1, is_sequential=False) == HAND_ON
     assert joint_procedure(None, is_sequential=False) is None
     assert joint_procedure(0.1, is_sequential=True) is None
@@ -128,13 +128,13 @@ def test_rounds_and_single_promises_hand_nothing_on() -> None:
 
 
 def test_what_is_confirmed_to_its_end_hands_on() -> None:
-    """Among those that chose something; what was chosen and failed keeps its level."""
+    """Entries with a choice that are confirmed to their end hand on; a failed one keeps its level."""
     plan = build_plan_record(confirm_share=0.3, confirm_path=CONFIRM_PATH, joint_epsilon=0.1)
     handing = dataclasses.replace(plan, tests=plan.tests * 2, joint_epsilon=0.2, joint_procedure=HAND_ON)
     p_values = [[0.01, 0.04], [], [0.01, 0.09], [0.01, 0.3]]
     kept = dataclasses.replace(handing, joint_procedure=None)
     assert kept.confirmed_epsilons(p_values) == pytest.approx([0.2 / 3, 0.05, 0.2 / 3, 0.2 / 3])
-    # The first ends and leaves half each; at that the third ends, too, and leaves all to the last.
+    # The first one finishes and leaves half to each; at that level the third finishes, and leaves all to the last.
     assert handing.confirmed_epsilons(p_values) == pytest.approx([0.2 / 3, 0.05, 0.1, 0.2])
     assert handing.confirmed_epsilons([[0.5], [], [], [0.7]]) == pytest.approx([0.1, 0.05, 0.05, 0.1])
     levels = np.array(handing.confirmed_epsilons([[0.01]] * 4))

@@ -1,4 +1,4 @@
-"""All losses of a sweep: complete, or named what is amiss; the same in any order."""
+"""All losses of a sweep are complete, or the missing ones are named; results do not depend on order."""
 
 import dataclasses
 import random
@@ -18,7 +18,7 @@ from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 
 @hypothesis.given(strategies.integers(0, 2**32))
 def test_order_of_rows_does_not_matter(seed: int) -> None:
-    """Whatever order rows come in, units, costs and fingerprints are the same."""
+    """For any order of rows, units, costs and fingerprints are the same."""
     rows = coin_rows(13)
     shuffled = random.Random(seed).sample(rows, len(rows))
     one, other = LossTable.of(rows), LossTable.of(shuffled)
@@ -31,7 +31,7 @@ def test_order_of_rows_does_not_matter(seed: int) -> None:
 
 
 def test_units_are_examples_or_clusters() -> None:
-    """Without clusters units are examples in the order asked for; with them, exact means that are rounded up."""
+    """Without clusters units are examples in the given order; with them, exact means that are rounded up."""
     rows = [dataclasses.replace(row, loss=row.loss / 3) for row in coin_rows(30)]
     plain = LossTable.of(dataclasses.replace(row, cluster=None) for row in rows)
     names, fixed = plain.units(order=("3bit", "8bit"))
@@ -49,13 +49,13 @@ def test_units_are_examples_or_clusters() -> None:
 
 
 def test_tails_are_of_losses_as_given() -> None:
-    """A loss of just the tail does not exceed it, though it is rounded up when it is summed."""
+    """A loss equal to the tail does not exceed it, though it is rounded up when it is summed."""
     sweep = LossTable.of([LossRow("a", "x", 0.3), LossRow("b", "x", 0.30000000000000004)])
     assert sweep.units(order=["x"], tail=0.3)[1].tolist() == [[0], [2**32]]
 
 
 def test_fingerprints_tell_losses_apart() -> None:
-    """Another loss, another id or another setting changes the fingerprint of that setting alone."""
+    """Another loss or id under a setting changes that setting's fingerprint alone."""
     rows = coin_rows(5)
     found = LossTable.of(rows).fingerprints
     for changes in ({"loss": 0.5}, {"id": "other"}):
@@ -84,20 +84,20 @@ def test_fingerprints_tell_losses_apart() -> None:
     ],
 )
 def test_what_is_amiss(rows: list[LossRow], message: str) -> None:
-    """Every example needs one loss under every setting, one group and one cluster; examples and setting are named."""
+    """Examples without exactly one loss per setting, one group and one cluster are named with the setting."""
     with pytest.raises(LossesError, match=message):
         LossTable.of(rows)
 
 
 def test_many_missing_examples_are_counted() -> None:
-    """The first few are named, and how many there are."""
+    """The first few missing examples are named, and all are counted."""
     rows = [row for row in coin_rows(2000) if row.setting != "4bit" or int(row.id[1:]) >= 1500]
     with pytest.raises(LossesError, match=r"'4bit' has no loss for 1,500 ids \('e0', 'e1', 'e2', 'e3', 'e4', \.\.\.\)"):
         LossTable.of(rows)
 
 
 def test_costs() -> None:
-    """The cost of a setting is the one of all its rows, or their mean, in any order."""
+    """The cost of a setting is that of all its rows, or their mean, in any order."""
     rows = [LossRow(str(index), "x", 0, 0.1 * index) for index in range(11)]
     rows += [LossRow(str(index), "y", 0, 0.1) for index in range(11)] + [
         LossRow(str(index), "z", 0) for index in range(11)

@@ -12,7 +12,7 @@ from calm_beam.calibration.pareto import CHOOSING, ParetoChoice, pareto_calibrat
 from calm_beam.risk.pvalues import exact_binomial_p_value
 
 _ASKED: dict[str, Any] = {"delta": 0.1, "epsilon": 0.05, "p_value": "exact_binomial", "salt": "calm-beam/0"}
-# Thresholds and temperatures make a grid; dearer places are not always safer.
+# Thresholds and temperatures make a grid; more expensive places are not always safer.
 _RISKS = (0.0, 0.02, 0.3, 0.05, 0.5, 0.04)
 _COSTS = (8.0, 6.0, 5.5, 4.0, 3.0, 7.0)
 
@@ -31,16 +31,16 @@ def _choose(losses: np.ndarray, **changes: Any) -> ParetoChoice:
 
 
 def test_the_cheapest_safe_place_is_found() -> None:
-    """With plenty of examples the path leaves out what another place beats, and ends at the cheapest that is safe."""
+    """With many examples the path leaves out dominated places, and ends at the cheapest safe one."""
     choice = _choose(_losses(4000))
     assert choice.chosen == 3
     assert choice.path[:2] == (0, 1) or set(choice.path[:3]) == {0, 1, 3}
-    # Place 5 is dearer and riskier than place 1.
+    # Place 5 costs more and is riskier than place 1.
     assert 5 not in choice.path
 
 
 def test_the_split_depends_on_names_alone() -> None:
-    """Each unit is drawn by itself, by a hash of salt and name, whatever others there are; another salt draws anew."""
+    """Each unit is assigned by a hash of salt and name, whatever other units there are; another salt changes that."""
     expected = [
         int(hashlib.sha256(f"s/pareto\n{key}".encode()).hexdigest(), 16) < Fraction("0.25") * 2**256
         for key in _keys(400)
@@ -48,7 +48,7 @@ def test_the_split_depends_on_names_alone() -> None:
     assert [_is_choosing(key, "s", 0.25) for key in _keys(400)] == expected
     assert 75 <= sum(expected) <= 125
     assert [_is_choosing(key, "t", 0.25) for key in _keys(400)] != expected
-    # A larger share keeps those who chose already.
+    # A larger share keeps the units that selected already.
     assert all(_is_choosing(key, "s", 0.5) for key, chose in zip(_keys(400), expected, strict=True) if chose)
 
 
@@ -65,14 +65,14 @@ def test_order_of_units_does_not_matter() -> None:
 
 
 def test_those_who_choose_do_not_test() -> None:
-    """A place that failed on every unit that chose is accepted if it never does on the others, and conversely."""
+    """A place that failed on every selecting unit is accepted if it never fails on the others, and conversely."""
     chooses = np.array([_is_choosing(key, str(_ASKED["salt"]), 0.5) for key in _keys(400)])
     losses = np.zeros((400, 2))
     losses[chooses, 1] = 1.0
     choice = _choose(losses)
     assert choice.path == (0, 1)
     assert choice.chosen == 1
-    # The other way round it seems to beat the other place, is tested, and refused.
+    # The other way round it seems to dominate the other place, is tested, and refused.
     losses[:, 1] = ~chooses
     choice = _choose(losses)
     assert choice.path == (1,)
@@ -92,7 +92,7 @@ def _is_choosing(key: str, salt: str, share: float) -> bool:
 
 
 def test_never_exit_is_a_result() -> None:
-    """Where nothing can be proved safe, nothing is chosen."""
+    """If nothing can be proved safe, nothing is chosen."""
     choice = _choose(np.ones((40, 6)))
     assert choice.chosen is None
     assert not choice.test.rejected.any()
@@ -105,7 +105,7 @@ def test_bad_places_are_seldom_chosen() -> None:
     for seed in range(replications):
         wrong += _choose(_losses(200, seed=seed, risks=(0.1,) * 6), salt=str(seed)).chosen is not None
     assert wrong <= stats.binom.ppf(0.9995, replications, 0.05)
-    # Choosing and testing with the same examples would err more often.
+    # Selection and tests on the same examples would err more often.
     wrong = 0
     for seed in range(replications):
         losses = _losses(100, seed=seed, risks=(0.1,) * 6)
@@ -126,7 +126,7 @@ def test_bad_places_are_seldom_chosen() -> None:
     ],
 )
 def test_bad_arguments_are_refused(changes: dict[str, Any], message: str) -> None:
-    """Every argument that does not fit is named."""
+    """Every invalid argument is named."""
     arguments = {"losses": np.zeros((4, 2)), "costs": np.zeros((4, 2)), "keys": ["a", "b", "c", "d"], **_ASKED}
     with pytest.raises(ValueError, match=message):
         pareto_calibration(**{**arguments, **changes})

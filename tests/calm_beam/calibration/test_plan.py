@@ -1,4 +1,4 @@
-"""What a plan takes where no p-value is named, and what becomes of plans that earlier versions have settled."""
+"""The default p-value of a plan, and plans of earlier versions."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ from tests.plans import all_specs, build_plan
 
 @dataclasses.dataclass(frozen=True)
 class _Examples:
-    """So many examples."""
+    """A given number of examples."""
 
     count: int
 
     def examples(self, *, at_most: int) -> int | None:
-        """Returns how many there are; None if they are more."""
+        """Returns the number of examples; None if it exceeds a limit."""
         return self.count if self.count <= at_most else None
 
 
@@ -42,7 +42,7 @@ def _listed(*plans: Plan) -> list[EarlierPlan]:
 
 
 def test_losses_are_counted_while_they_may_be_kept() -> None:
-    """Examples times thresholds; of more than all entries together can keep, nobody counts them all."""
+    """Losses are examples times thresholds; beyond the limit over all entries, counting stops."""
     for entries in (1, 3):
         most = MOST_KEPT_LOSSES // (20 * entries)
         losses = single_losses(_Examples(most), thresholds=20, entries=entries)
@@ -53,7 +53,7 @@ def test_losses_are_counted_while_they_may_be_kept() -> None:
 
 
 def test_earlier_versions_tested_by_sums() -> None:
-    """Whatever the metric, and tails by the binomial test."""
+    """Earlier versions tested sums for any metric, and tails by the binomial test."""
     before = as_settled_before(_plan())
     mean = ["hoeffding_bentkus"] * 2 + ["signed_mixture"] * 2
     assert [test.p_value for test in before.tests] == [*mean, *["exact_binomial"] * 4]
@@ -62,7 +62,7 @@ def test_earlier_versions_tested_by_sums() -> None:
 
 
 def test_a_run_goes_on_as_it_was_asked() -> None:
-    """By the plan that is listed: that of an earlier version, unless this one has been asked since."""
+    """A run resumes by its listed plan, an earlier version's unless this one was asked since."""
     plan, before = _plan(), as_settled_before(_plan())
     assert gone_on_with(plan, _listed(before), is_open=True) == before
     assert gone_on_with(plan, _listed(before), is_open=False) == plan
@@ -72,7 +72,7 @@ def test_a_run_goes_on_as_it_was_asked() -> None:
 
 
 def test_a_joint_run_of_an_earlier_version_goes_on_without_handing_on() -> None:
-    """Every promise kept its epsilon then, whether or not somebody had named a p-value."""
+    """A joint run of an earlier version resumes without handing on, whether or not a p-value was named."""
     plan = dataclasses.replace(_plan(), joint_epsilon=0.99, joint_procedure=HAND_ON)
     before = dataclasses.replace(plan, joint_procedure=None)
     for is_open in (False, True):

@@ -1,4 +1,4 @@
-"""What a run knows about itself becomes a manifest."""
+"""The facts of a run become a manifest."""
 
 import dataclasses
 import pathlib
@@ -54,7 +54,7 @@ _PLAN = build_plan(_SPECS, _PROVENANCE.settings, model="sha256:aa", vocabulary="
 
 
 def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
-    """Twelve examples and one that failed, each a unit by itself."""
+    """Returns totals of twelve examples and one that failed, each a unit by itself."""
     layout = layout_of(plan)
     generations = [
         build_generation(
@@ -79,7 +79,7 @@ def _manifest(totals: CalibrationTotals, plan: Plan = _PLAN, provenance: RunProv
 
 
 def test_manifest_is_valid_and_reads_back(tmp_path: pathlib.Path) -> None:
-    """The manifest says what the provenance, the totals and the choices say, and the reader accepts it."""
+    """The manifest has the provenance, the totals and the choices, and the reader accepts it."""
     totals = _totals()
     manifest = _manifest(totals)
     write_manifest(manifest, tmp_path / "manifest.json")
@@ -99,7 +99,7 @@ def test_manifest_is_valid_and_reads_back(tmp_path: pathlib.Path) -> None:
 
 
 def test_every_setting_that_changes_a_token_is_recorded() -> None:
-    """Each field of rule and settings stands in `decode`, under its own name; the grid stands in the paths."""
+    """Each field of rule and settings is in `decode`, under its own name; the grid is in the paths."""
     decode = _manifest(_totals()).decode
     settings = dataclasses.asdict(_PROVENANCE.settings)
     expected = {**settings.pop("rule"), **settings.pop("precision"), **settings}
@@ -111,7 +111,7 @@ def test_every_setting_that_changes_a_token_is_recorded() -> None:
 
 
 def test_every_position_has_its_threshold() -> None:
-    """An entry that exits says at which threshold in each position, in float32; one that never exits does not."""
+    """An entry that exits has its float32 threshold for each position; one that never exits has none."""
     exits, never = _manifest(_totals()).calibrations[::-1]
     assert (exits.threshold, never.threshold) == (0.5, None)
     expected = scheduled_thresholds(_PROVENANCE.settings.rule, (0.5,), max_decode_length=12)[:, 0]
@@ -122,20 +122,20 @@ def test_every_position_has_its_threshold() -> None:
 
 
 def test_tokens_of_the_last_layer_make_no_manifest() -> None:
-    """There is no word for them in a manifest: whoever served by it would serve other tokens."""
+    """Tokens of the last layer cannot be written to a manifest, since serving would give other tokens."""
     settings = dataclasses.replace(_PROVENANCE.settings, rule=ExitRule(token_from="last_layer"))
     with pytest.raises(ManifestError, match="token_from must be exit_layer, got last_layer"):
         _manifest(_totals(), provenance=dataclasses.replace(_PROVENANCE, settings=settings))
 
 
 def test_token_ids_have_no_vocabulary() -> None:
-    """Without a vocabulary the manifest says null."""
+    """Without a vocabulary the manifest has null."""
     provenance = dataclasses.replace(_PROVENANCE, vocabulary=None)
     assert _manifest(_totals(), provenance=provenance).to_dict()["vocabulary"] is None
 
 
 def test_a_plan_that_was_changed_is_not_written() -> None:
-    """What is tested must have the digest that was taken before any loss was seen."""
+    """The plan must have the digest that was taken before any loss was seen."""
     totals = _totals()
     entries = choose_thresholds(risk_rows(totals, _PLAN, num_layers=4), _PLAN, num_layers=4)
     with pytest.raises(ManifestError, match=r"the plan is sha256:.*, but the run was started with sha256:0000"):
@@ -146,7 +146,7 @@ def test_a_plan_that_was_changed_is_not_written() -> None:
 
 
 def test_a_joint_guarantee_is_said() -> None:
-    """Entries that hold together say so, with the whole epsilon and their own."""
+    """Entries that hold together have the joint epsilon and their own."""
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.1,), joint=True)
     plan = build_plan(specs, _PROVENANCE.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
     manifest = _manifest(_totals(plan), plan)
@@ -158,7 +158,7 @@ def test_a_joint_guarantee_is_said() -> None:
 
 
 def test_clusters_are_counted() -> None:
-    """With clusters the manifest says both numbers, and tests count clusters."""
+    """With clusters the manifest has both numbers, and tests count clusters."""
     plan = dataclasses.replace(_PLAN, cluster_key="paragraph")
     layout = layout_of(plan)
     examples = CalibrationTotals.of_examples([build_generation() for _ in range(12)], layout)

@@ -1,4 +1,4 @@
-"""The files of a result appear in an order in which nothing false can be read."""
+"""The files of a result are written in an order in which no reader is misled."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def _earlier(folder: pathlib.Path | str) -> EarlierResult:
 
 
 def test_a_result_has_a_list_of_failures_if_there_are_any(tmp_path: pathlib.Path) -> None:
-    """Failures are listed with id and reason; a result without any has no such file, also where one stood."""
+    """Failures are listed with id and reason; without any there is no such file, even if an old one was there."""
     failures = [("a", "not finite"), ("é", 'too "long"')]
     path = publish(str(tmp_path), build_manifest(), rows=(), failures=failures, earlier=EarlierResult())
     assert path == str(tmp_path / "manifest.json")
@@ -37,7 +37,7 @@ def test_a_result_has_a_list_of_failures_if_there_are_any(tmp_path: pathlib.Path
 
 
 def test_a_report_of_another_result_is_taken_away(tmp_path: pathlib.Path) -> None:
-    """No result has an earlier one's report beside it, no withdrawn one leaves its own; a repeated step keeps it."""
+    """A new or withdrawn result removes an earlier report; a repeated step keeps its own."""
     report = tmp_path / "report.html"
     publish(str(tmp_path), build_manifest(), rows=(), failures=(), earlier=EarlierResult())
     report.write_text("of the first", encoding="utf-8")
@@ -52,14 +52,14 @@ def test_a_report_of_another_result_is_taken_away(tmp_path: pathlib.Path) -> Non
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_repeated_step_publishes_once_more(tmp_path: pathlib.Path, is_replaced: bool) -> None:
-    """A step that a runner runs again finds its own files, and succeeds, also where it has replaced a result."""
+    """A repeated step finds its own files, and succeeds, also if it has replaced a result."""
     if is_replaced:
         publish(str(tmp_path), _LATER, rows=(), failures=[("a", "b")], earlier=EarlierResult())
     earlier = _earlier(tmp_path)
     for _ in range(2):
         publish(str(tmp_path), build_manifest(), rows=(), failures=[("c", "d")], earlier=earlier)
     assert read_manifest(tmp_path / "manifest.json") == build_manifest()
-    # A twin that is still at work, on a worker that was given up, meets files of its own.
+    # Its twin, still running on a worker that was given up, finds its own files.
     for name in ("manifest.json", "risk_table.csv", "failures.jsonl"):
         (tmp_path / name).unlink()
         publish(str(tmp_path), build_manifest(), rows=(), failures=[("c", "d")], earlier=earlier)
@@ -74,7 +74,7 @@ def output(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_what_another_run_has_published_stays(output: str, is_replaced: bool) -> None:
-    """A run that began before another one published changes none of its files, and is told whose they are."""
+    """A run that began before another one published changes none of its files, and names the other run."""
     if is_replaced:
         publish(output, build_manifest(), rows=(), failures=[("old", "old")], earlier=EarlierResult())
     began = _earlier(output)
@@ -93,7 +93,7 @@ def test_what_another_run_has_published_stays(output: str, is_replaced: bool) ->
 
 @pytest.mark.timeout(60)
 def test_whoever_writes_the_table_publishes(output: str) -> None:
-    """Between two runs that publish at the same time the table decides; the loser writes nothing after it."""
+    """Of two runs that publish at the same time the first table wins; the loser writes nothing after it."""
     began = _earlier(output)
     with storage.replacing(storage.joined(output, "risk_table.csv")) as table:
         table.write_text("of another run\n")

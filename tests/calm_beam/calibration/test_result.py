@@ -85,14 +85,14 @@ def test_a_p_value_equal_to_epsilon_passes() -> None:
 
 
 def test_no_examples() -> None:
-    """No examples, no risk: an error, not a promise."""
+    """Without examples there is an error, not a risk."""
     plan = build_plan(_specs(), _GRID)
     with pytest.raises(ValueError, match="Is the calibration set empty"):
         risk_rows(CalibrationTotals.zero(layout_of(plan)), plan, num_layers=4)
 
 
 def test_the_lowest_rejected_threshold_is_chosen_whatever_came_before() -> None:
-    """A procedure that goes on after a failure may choose a threshold below one that is not safe."""
+    """A procedure that continues after a failure may choose a threshold below an unsafe one."""
     rows, (entry,) = _run(_constant(0.0, 0.5, 0.0, 0.5), _specs(procedure="bonferroni"))
     assert all(row.tested for row in rows)
     assert [step.rejected for step in entry.path] == [True, False, True, False]
@@ -103,7 +103,7 @@ def test_the_lowest_rejected_threshold_is_chosen_whatever_came_before() -> None:
 
 @pytest.mark.parametrize("p_value", P_VALUES)
 def test_every_p_value_gets_what_it_needs(p_value: str) -> None:
-    """Each p-value, by way of plan, layout and totals, is what it is of the losses at hand."""
+    """By plan, layout and totals, each p-value is that of the single losses."""
     losses = np.random.default_rng(3).integers(0, 2, size=(60, 1, 4)).astype(float) * [1, 1, 0, 1]
     specs = _specs(p_value=p_value, deltas=(0.6, 0.7))
     rows, _ = _run(losses, specs)
@@ -114,7 +114,7 @@ def test_every_p_value_gets_what_it_needs(p_value: str) -> None:
 
 
 def test_signed_losses() -> None:
-    """A mean below 0 is reported as it is; what the paper's loss counts as 0 makes room for the rest."""
+    """A mean below 0 is reported as it is; the signed loss gains room where the paper's loss counts 0."""
     losses = np.tile([[[-1.0, -0.5]], [[0.0, 1.0]]], (100, 1, 1))
     rows, (entry,) = _run(losses, _specs(consistencies=("risk",), risk_loss="signed", p_value="signed_mixture"))
     assert [row.risk for row in rows] == [-0.5, 0.25]
@@ -125,7 +125,7 @@ def test_signed_losses() -> None:
 
 
 def test_fractions_are_no_coins() -> None:
-    """The binomial p-value on losses in between is refused, and says what to take instead."""
+    """The binomial p-value refuses losses between 0 and 1, and says what to use instead."""
     message = (
         "exact_binomial is for losses of 0 and 1 only, but at one threshold 100 of 100 losses lie in between. Take "
         "hoeffding_bentkus, or a metric such as exact_match."
@@ -166,7 +166,7 @@ def test_agrees_with_a_brute_force(seed: int) -> None:
 
 
 def test_loops_differ_in_their_choices() -> None:
-    """The brute-force test above meets several outcomes, so that it can fail."""
+    """The brute-force test above has several outcomes, so it can fail."""
     generator = np.random.default_rng(0)
     is_bad = generator.random((80, 2, 4)) < np.linspace(0.02, 0.5, 4)
     _, entries = _run(np.where(is_bad, generator.integers(0, 257, (80, 2, 4)) / 256, 0), _MANY)

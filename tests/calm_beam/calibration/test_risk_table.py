@@ -28,7 +28,7 @@ _ROW = RiskRow(
 
 
 def test_header_and_lines() -> None:
-    """The header names every field but those of groups and variants, of which there are none."""
+    """The header names every field except those of groups and variants, of which there are none."""
     text = risk_table_text([_ROW])
     header, line, end = text.split("\n")
     assert header == "consistency,metric,loss,delta,epsilon,threshold,n,loss_sum,risk,p_value,tested,rejected,layers"
@@ -39,7 +39,7 @@ def test_header_and_lines() -> None:
 
 
 def test_numbers_read_back() -> None:
-    """Every value reads back as it was: floats to the last bit, integers beyond 2^53, booleans as true and false."""
+    """Every value reads back unchanged: floats to the last bit, integers beyond 2^53, booleans as true and false."""
     (read,) = csv.DictReader(io.StringIO(risk_table_text([_ROW])))
     truth = {"true": True, "false": False}
     parsers: dict[type, Callable[[str], object]] = {str: str, float: float, int: int, bool: lambda text: truth[text]}
@@ -56,7 +56,7 @@ def test_values_with_commas_are_quoted() -> None:
 
 
 def test_file_is_whole_or_absent(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file holds the text; a write that fails leaves the old file and nothing beside it."""
+    """A failed write leaves the old file and no temporary one."""
     path = tmp_path / "risk_table.csv"
     write_risk_table(path, [_ROW])
     assert path.read_text(encoding="utf-8") == risk_table_text([_ROW])
@@ -73,7 +73,7 @@ def test_file_is_whole_or_absent(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
 
 
 def test_a_table_is_read_back(tmp_path: pathlib.Path) -> None:
-    """What was written comes back to the last digit; what is no line of a table is named with its number."""
+    """A written table reads back to the last digit; an invalid line is named with its number."""
     path = tmp_path / "risk_table.csv"
     rows = (_ROW, dataclasses.replace(_ROW, tested=False, rejected=True, metric='a "quoted", name'))
     write_risk_table(path, rows)

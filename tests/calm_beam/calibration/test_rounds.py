@@ -1,4 +1,4 @@
-"""Which shards are in which round, and the files that keep what a round has counted."""
+"""The division of shards into rounds, and the files that store a round's counts."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ _PLAN = build_plan(_SPECS, (0.9, 0.5), sequential=SequentialPlan(round_examples=
     round_examples=st.integers(1, 200),
 )
 def test_rounds_are_the_shards_in_order(sizes: dict[int, int], round_examples: int) -> None:
-    """Every shard is in one round, in ascending order; but for the last, rounds have as many, of about the size."""
+    """Every shard is in one round, in ascending order; rounds but the last have equally many, of about the size."""
     rounds = rounds_of(sizes, round_examples=round_examples)
     assert [shard for shards in rounds for shard in shards] == sorted(sizes)
     *full, last = rounds
@@ -45,7 +45,7 @@ def test_rounds_are_the_shards_in_order(sizes: dict[int, int], round_examples: i
 
 
 def test_every_change_of_the_data_is_another_division() -> None:
-    """A shard more, less or larger tells two divisions apart, even where no round begins elsewhere."""
+    """One shard more, less or larger changes the division's digest, even if no round begins elsewhere."""
     sizes = {0: 10, 1: 12, 3: 9}
     digests = {
         division_digest(changed, round_examples=10)
@@ -83,7 +83,7 @@ def _round(plan: Plan = _PLAN, *, seed: int = 0, number: int = 2, unseen: tuple[
 
 
 def test_a_round_comes_back_as_it_was(tmp_path: pathlib.Path) -> None:
-    """What was counted in a round is read back, exactly; a round that was not counted is None."""
+    """A round's counts are read back exactly; an uncounted round is None."""
     counted = _round()
     counted.write(str(tmp_path), _PLAN)
     found = Round.read(str(tmp_path), 2, _PLAN)
@@ -94,7 +94,7 @@ def test_a_round_comes_back_as_it_was(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_metrics_did_not_see_comes_back(tmp_path: pathlib.Path) -> None:
-    """Unseen texts are read back with their samples; where there are none, a round's file does not speak of them."""
+    """Unseen texts are read back with their samples; without them, a round's file has no such field."""
     texts = (UnseenText(id="a", text="...", against="!"),)
     for unseen in ((), (Unseen(metric="rouge_l", no_token=1, no_token_samples=texts),)):
         counted = _round(unseen=unseen)
@@ -104,7 +104,7 @@ def test_what_metrics_did_not_see_comes_back(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_rule_to_stop_may_change(tmp_path: pathlib.Path) -> None:
-    """What was counted does not depend on when the calibration stops."""
+    """Counts do not depend on the stopping rule."""
     _round().write(str(tmp_path), _PLAN)
     other = dataclasses.replace(_PLAN, sequential=SequentialPlan(round_examples=3, stop_at_layers=4))
     assert Round.read(str(tmp_path), 2, other) == _round()
@@ -120,14 +120,14 @@ def test_the_rule_to_stop_may_change(tmp_path: pathlib.Path) -> None:
     ids=["order", "rounds", "tolerance"],
 )
 def test_tests_may_not_change_once_losses_were_seen(change: dict[str, object], tmp_path: pathlib.Path) -> None:
-    """Whoever has seen a round may not go on with other tests."""
+    """After a round has been counted, other tests are refused."""
     _round().write(str(tmp_path), _PLAN)
     with pytest.raises(OutputsError, match="Neither can be changed once losses have been seen"):
         Round.read(str(tmp_path), 2, dataclasses.replace(_PLAN, **change))  # type: ignore[arg-type]
 
 
 def test_a_file_that_was_changed_is_refused(tmp_path: pathlib.Path) -> None:
-    """A number that was changed shows, and so does one that is missing, or no JSON at all."""
+    """A changed or missing number is refused, and so is invalid JSON."""
     _round().write(str(tmp_path), _PLAN)
     (path,) = tmp_path.iterdir()
     content = json.loads(path.read_text())
@@ -142,7 +142,7 @@ def test_a_file_that_was_changed_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_round_is_what_its_shards_hold() -> None:
-    """A round whose totals are of fewer examples than its shards have is none."""
+    """A round whose totals have fewer examples than its shards is refused."""
     counted = _round()
     with pytest.raises(OutputsError, match="shard 7: 1 example was counted, but it has 2"):
         dataclasses.replace(counted, shards=(counted.shards[0], dataclasses.replace(counted.shards[1], examples=2)))

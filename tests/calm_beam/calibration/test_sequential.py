@@ -1,4 +1,4 @@
-"""What rounds prove: running p-values against brute force, and what manifests say of them."""
+"""Results of rounds: running p-values against brute force, and the fields of manifests."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ def _plan(*, procedure: str = "fixed_sequence", joint: bool = False, **rule: flo
 
 
 def _rounds(seed: int, *, rounds: int = 6, risks: tuple[float, ...] = (0.05, 0.15, 0.35)) -> list[np.ndarray]:
-    """Losses of shape (examples, thresholds) for each round."""
+    """Returns losses of shape (examples, thresholds) for each round."""
     generator = np.random.default_rng(seed)
     shapes = [(int(generator.integers(20, 50)), len(risks)) for _ in range(rounds)]
     return [generator.uniform(size=shape) * 2 * np.array(risks) for shape in shapes]
@@ -46,7 +46,7 @@ def _rounds(seed: int, *, rounds: int = 6, risks: tuple[float, ...] = (0.05, 0.1
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10_000), procedure=st.sampled_from(sorted(PROCEDURES)), joint=st.booleans())
 def test_p_values_are_the_least_of_all_looks(seed: int, procedure: str, joint: bool) -> None:
-    """Each threshold's p-value is the least that the losses up to some round gave, and the tests run on those."""
+    """Each threshold's p-value is the least over all rounds so far, and the tests use those."""
     plan = _plan(procedure=procedure, joint=joint)
     rounds = _rounds(seed)
     found = watched([build_totals(losses[:, None], layout_of(plan)) for losses in rounds], plan, num_layers=_LAYERS)
@@ -75,14 +75,14 @@ def test_p_values_are_the_least_of_all_looks(seed: int, procedure: str, joint: b
 
 
 def test_one_round_is_an_ordinary_calibration() -> None:
-    """Where all examples come at once, nothing is gained or lost by watching."""
+    """If all examples are in one round, the result is an ordinary calibration's."""
     plan = _plan()
     totals = build_totals(np.concatenate(_rounds(1))[:, None], layout_of(plan))
     assert watched([totals], plan, num_layers=_LAYERS).rows == risk_rows(totals, plan, num_layers=_LAYERS)
 
 
 def test_what_was_accepted_stays_accepted() -> None:
-    """A threshold that was proved is served, whatever the rounds after it look like."""
+    """A proved threshold is served, whatever later rounds show."""
     plan = _plan()
     good, bad = _rounds(2, rounds=4, risks=(0.0, 0.0, 0.0)), _rounds(3, rounds=4, risks=(0.5, 0.5, 0.5))
     found = watched([build_totals(losses[:, None], layout_of(plan)) for losses in good + bad], plan, num_layers=_LAYERS)
@@ -90,13 +90,13 @@ def test_what_was_accepted_stays_accepted() -> None:
         assert entry.threshold == 0.5
         assert entry.looks is not None
         assert entry.looks[-1].log_capital < entry.looks[3].log_capital
-    # The p-value at the end alone would have said otherwise.
+    # The final p-value alone would not have proved it.
     whole = build_totals(np.concatenate(good + bad)[:, None], layout_of(plan))
     assert not any(row.rejected for row in risk_rows(whole, plan, num_layers=_LAYERS) if row.delta == 0.2)
 
 
 def test_looks_are_as_a_rule_takes_them() -> None:
-    """For each round, the place and the layers of every entry."""
+    """For each round, looks have the place and the layers of every entry."""
     plan = _plan()
     rounds = _rounds(4, risks=(0.05, 0.15, 0.3))
     found = watched([build_totals(losses[:, None], layout_of(plan)) for losses in rounds], plan, num_layers=_LAYERS)
@@ -108,7 +108,7 @@ def test_looks_are_as_a_rule_takes_them() -> None:
 
 
 def test_what_nothing_is_left_to_prove_of() -> None:
-    """An objective is proved once all of its entries have come to the end of the grid, and not before."""
+    """An objective is finished once all of its entries have reached the end of the grid, and not before."""
     plan = _plan()
     half = [build_totals(losses[:, None], layout_of(plan)) for losses in _rounds(4, risks=(0.05, 0.15, 0.3))]
     found = watched(half, plan, num_layers=_LAYERS)
@@ -121,7 +121,7 @@ def test_what_nothing_is_left_to_prove_of() -> None:
 
 @pytest.mark.parametrize("name", sorted(P_VALUES))
 def test_other_p_values_may_not_be_watched(name: str) -> None:
-    """All but the mixture hold for a number of examples that is fixed beforehand, and are refused with the reason."""
+    """All p-values but the mixture hold for a fixed number of examples, and are refused with the reason."""
     plan = _plan()
     specs = tuple(dataclasses.replace(spec, p_value=name, loss="relu") for spec in plan.tests)
     if name == "signed_mixture":
@@ -137,7 +137,7 @@ def _rule(plan: Plan) -> StopRule:
 
 
 def test_rules_must_be_reachable() -> None:
-    """A threshold below the whole grid would be waited for in vain; one between two is that of the next lower."""
+    """A stopping threshold below the whole grid is refused; one between two is that of the next lower."""
     with pytest.raises(ValueError, match=r"^stop_at_threshold is 0.4, but the lowest threshold of the grid is 0.5"):
         _rule(_plan(stop_at_threshold=0.4))
     assert _rule(_plan(stop_at_threshold=0.8)) == StopRule(place=1)
@@ -146,7 +146,7 @@ def test_rules_must_be_reachable() -> None:
 
 
 def test_the_rule_is_hashed_and_the_tests_alone_too() -> None:
-    """Another rule is another plan of the same tests."""
+    """Another rule is another plan with the same tests."""
     one, other = _plan(stop_gain=0.02), _plan(stop_at_layers=3)
     assert one.digest != other.digest
     assert one.without_rule().digest == other.without_rule().digest == _plan().digest

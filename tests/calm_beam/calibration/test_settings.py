@@ -1,4 +1,4 @@
-"""A certification says of the same losses what a calibration says, bit for bit."""
+"""A certification gives the results of a calibration on the same losses, bit for bit."""
 
 import dataclasses
 import pathlib
@@ -38,7 +38,7 @@ def _manifest(sweep: LossTable, plan: SettingPlan) -> SettingManifest:
 
 
 def _losses(generations: Sequence[Generation], consistency: str) -> list[LossRow]:
-    """Returns the losses of stored outputs as somebody else would compute them."""
+    """Returns the losses of stored outputs as another program would compute them."""
     metric = get_metric("token_f1")
     rows = []
     for item in generations:
@@ -67,7 +67,7 @@ def _same(found: Sequence[SettingRow], expected: Sequence[RiskRow]) -> None:
     ],
 )
 def test_entries_are_those_of_a_calibration(tmp_path: pathlib.Path, consistency: str, p_value: str) -> None:
-    """Of the losses of stored generations, n, sums, risks, p-values and decisions equal `calibrate`'s, bit for bit."""
+    """On losses of stored generations, n, sums, risks, p-values and decisions equal `calibrate`'s, bit for bit."""
     generations = random_generations(150)
     specs: tuple[PlannedTest, ...] = all_specs(
         consistencies=(consistency,), metrics=("token_f1",), deltas=(0.2, 0.3), epsilons=(0.1,), p_value=p_value
@@ -90,7 +90,7 @@ def test_entries_are_those_of_a_calibration(tmp_path: pathlib.Path, consistency:
 
 
 def test_thresholds_and_settings_are_tested_by_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever losses are of, the same function tests them: it sees the sums of a calibration and a table's alike."""
+    """One function tests the sums of a calibration and of a table of losses."""
     rows = [dataclasses.replace(row, group=None, cluster=None) for row in coin_rows(40)]
     table = LossTable.of(rows)
     (spec,) = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.2,), epsilons=(0.1,))
@@ -112,7 +112,7 @@ def test_thresholds_and_settings_are_tested_by_one_function(monkeypatch: pytest.
 
 
 def test_tails_are_those_of_a_calibration(tmp_path: pathlib.Path) -> None:
-    """So are the shares of examples that lose more than a tail."""
+    """Shares of examples with a larger loss than a tail equal a calibration's."""
     generations = random_generations(150)
     specs = all_specs(
         consistencies=("textual",), metrics=("token_f1",), deltas=(0.2,), epsilons=(0.1,), tails=(0.0, 0.25)
@@ -125,7 +125,7 @@ def test_tails_are_those_of_a_calibration(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("procedure", PROCEDURES)
 def test_results_are_those_of_the_sums(procedure: str) -> None:
-    """What `control_risk` says of streamed sums, a certification says of the same losses."""
+    """`control_risk` on streamed sums gives a certification's results on the same losses."""
     rows = [dataclasses.replace(row, group=None, cluster=None) for row in coin_rows(300)]
     test = RiskTest(delta=0.1, epsilon=0.05, procedure=procedure)
     sums = LossSums([test])
@@ -148,7 +148,7 @@ def _grouped(**changes: Any) -> tuple[LossTable, SettingPlan]:
 
 
 def test_groups_and_clusters() -> None:
-    """Entries of a group are those that its examples alone give; their units are the clusters that they are in."""
+    """A group's entries are those of its examples alone, with its clusters as units."""
     sweep, plan = _grouped()
     manifest = _manifest(sweep, plan)
     assert [(group.name, group.examples) for group in manifest.data.groups] == [("a", 200), ("b", 200), ("c", 200)]
@@ -164,7 +164,7 @@ def test_groups_and_clusters() -> None:
 
 
 def test_the_manifest_says_what_was_found() -> None:
-    """Settings, costs, entries and the promise stand in the manifest, which checks itself and comes back the same."""
+    """The manifest has settings, costs, entries and the promise, checks itself, and reads back unchanged."""
     manifest = _manifest(*_grouped())
     assert [(setting.name, setting.cost) for setting in manifest.settings] == list(
         zip(ORDER, (8, 6, 4, 3), strict=True)
@@ -185,7 +185,7 @@ def test_fractions_and_the_binomial_test() -> None:
 
 
 def test_the_risk_table_is_read_back(tmp_path: pathlib.Path) -> None:
-    """The table holds every setting under every test, with what there is none of left empty."""
+    """The table has every setting under every test, with missing values empty."""
     sweep, plan = _grouped()
     rows = tuple(row for of_test in setting_rows(sweep, plan, costs={}) for row in of_test)
     write_risk_table(tmp_path / "table.csv", rows)

@@ -1,4 +1,4 @@
-"""What a certification settles beforehand: tests, and an order that no loss decides."""
+"""The plan of a certification: tests, and an order that no loss decides."""
 
 import dataclasses
 from typing import Any
@@ -48,7 +48,7 @@ def test_what_cannot_be_asked(changes: dict[str, Any], message: str) -> None:
 
 
 def test_orders() -> None:
-    """The order is the one given, or by costs, the dearest or the cheapest first."""
+    """The order is the given one, or by costs, from the highest or the lowest."""
     sweep = LossTable.of(coin_rows(4))
     assert settled_order(sweep, order=ORDER[::-1], order_by=None, costs={}) == ORDER[::-1]
     assert settled_order(sweep, order=None, order_by="cost", costs={}) == ORDER
@@ -72,7 +72,7 @@ def test_orders_of_other_settings(order: tuple[str, ...], message: str) -> None:
 
 
 def test_costs_that_depend_on_the_data() -> None:
-    """An order by costs needs one for every setting, the same on all examples, and no two alike."""
+    """An order by costs needs one for every setting, equal on all examples, and no two alike."""
     rows = coin_rows(4)
     cases = [
         ([dataclasses.replace(row, cost=None) for row in rows], "4 settings .* without a cost. Add the column cost"),
@@ -88,7 +88,7 @@ def test_costs_that_depend_on_the_data() -> None:
 
 
 def test_the_plan_names_all_that_decides() -> None:
-    """Each argument changes the digest; losses are none of them."""
+    """Each argument changes the digest; losses do not."""
     tests = all_tests(groups=(), deltas=[0.1], epsilons=[0.05])
     plan = build_setting_plan(tests, ["x", "y"])
     others = [

@@ -1,4 +1,4 @@
-"""Certifications that are looked at after every round: what counts, what is proved, and that it is `calibrate`'s."""
+"""Sequential certifications: the counted losses, the proofs, and equality with `calibrate`."""
 
 import dataclasses
 import pathlib
@@ -93,7 +93,7 @@ def _manifest(
     tail=st.booleans(),
 )
 def test_entries_are_those_of_a_sequential_calibration(seed: int, procedure: str, joint: bool, tail: bool) -> None:
-    """Of the same losses in the same rounds, tests, decisions and looks are `calibrate --sequential`'s, bit for bit."""
+    """On the same losses in the same rounds, tests, decisions and looks are `calibrate --sequential`'s, bit for bit."""
     generator = np.random.default_rng(seed)
     count, risks = int(generator.integers(60, 300)), np.array([0.02, 0.05, 0.1, 0.3])
     declared = _plain(count)
@@ -165,7 +165,7 @@ def _totals(losses: Sequence[np.ndarray], plan: Plan) -> CalibrationTotals:
 
 
 def test_one_round_is_an_ordinary_certification() -> None:
-    """Where all examples are in one round, the risk table is that of a certification of all by the same p-value."""
+    """With all examples in one round, the risk table is that of a certification by the same p-value."""
     rows = coin_rows(30)
     declared = _plain(30)
     plan = _plan(declared)
@@ -179,7 +179,7 @@ def _bare(rows: Sequence[LossRow]) -> list[LossRow]:
 
 
 def test_only_whole_rounds_count() -> None:
-    """Rounds count from the first on, as far as they are whole; what is beyond changes nothing but what waits."""
+    """Only complete rounds count, from the first on; losses beyond change only the number that waits."""
     rows, declared = coin_rows(200), _plain(200)
     later = {*declared.ids[2 * _ROUND :]}
     gap = declared.ids[2 * _ROUND + 3]
@@ -198,7 +198,7 @@ def test_only_whole_rounds_count() -> None:
 
 
 def test_the_first_round_that_proves_enough_stops() -> None:
-    """Whether losses come round by round, all at once or with many beyond, the certification stops at the same look."""
+    """Whether losses arrive by round, at once or with many more, the certification stops at the same look."""
     rows, declared = coin_rows(400, wrong=(0, 0, 0, 0.5)), _plain(400)
     plan = _plan(declared, rule={"stop_at_setting": "4bit"})
     whole = _watched(rows, declared, plan)
@@ -215,7 +215,7 @@ def test_the_first_round_that_proves_enough_stops() -> None:
 
 
 def test_other_rules() -> None:
-    """Costs stop it as soon as no entry's setting costs more, gains after five rounds without one."""
+    """Cost rules stop once no entry's setting costs more, gain rules after five rounds without a gain."""
     rows, declared = coin_rows(600, wrong=(0, 0, 0, 0.5)), _plain(600)
     by_cost = _watched(rows, declared, _plan(declared, rule={"stop_at_cost": 4.0}))
     assert (by_cost.ended_by, by_cost.rounds) == ("stop_at_cost", 3)
@@ -228,7 +228,7 @@ def test_other_rules() -> None:
 
 
 def test_rules_that_ask_for_costs() -> None:
-    """A rule about costs that nobody says is refused, and declared ones count instead of those of rows."""
+    """A rule about unknown costs is refused, and declared costs replace those of rows."""
     rows, declared = [dataclasses.replace(row, cost=None) for row in coin_rows(120, wrong=(0,) * 4)], _plain(120)
     plan = _plan(declared, rule={"stop_at_cost": 6.0})
     with pytest.raises(LossesError, match=r"asks what settings cost, and nobody says it of setting '8bit'. Declare"):
@@ -239,7 +239,7 @@ def test_rules_that_ask_for_costs() -> None:
 
 
 def test_costs_that_differ_between_examples() -> None:
-    """Their means up to each round are told, and the mean of equal costs is that cost."""
+    """Differing costs are averaged up to each round, and the mean of equal costs is that cost."""
     rows, declared = coin_rows(80), _plain(80)
     number = {name: float(place) for place, name in enumerate(declared.ids)}
     varied = [
@@ -254,7 +254,7 @@ def test_costs_that_differ_between_examples() -> None:
 
 
 def test_groups_and_clusters() -> None:
-    """Groups have looks of their own, of their clusters; the first rounds may have no example of one."""
+    """Groups have their own looks, by clusters; the first rounds may have no example of one."""
     examples = [
         *declared_examples(300),
         *(DeclaredExample(f"rare{index}", "z", f"rare{index // 4}") for index in range(8)),
@@ -278,7 +278,7 @@ def test_groups_and_clusters() -> None:
 
 
 def test_a_group_that_never_came() -> None:
-    """A certification that stops before the first example of a group proves nothing of it, and says so."""
+    """A certification that stops before a group's first example proves nothing for it, and says so."""
     declared = _declared([DeclaredExample(f"e{index}", "a") for index in range(400)])
     late = dataclasses.replace(declared, groups=(*declared.groups[:-1], "z") if declared.groups else None)
     rows = [LossRow(f"e{index}", name, 0.0, 1.0) for index in range(400) for name in ORDER]
@@ -291,7 +291,7 @@ def test_a_group_that_never_came() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(P_VALUES) - {"signed_mixture"}))
 def test_other_p_values_may_not_be_watched(name: str) -> None:
-    """They hold for a number of examples that is fixed beforehand."""
+    """Other p-values are refused, since they hold for a fixed number of examples."""
     with pytest.raises(
         UsageError, match=rf"^p_value {name} holds for .* Take signed_mixture, or leave --sequential out"
     ):
@@ -307,13 +307,13 @@ def test_other_p_values_may_not_be_watched(name: str) -> None:
     ],
 )
 def test_what_was_not_declared_is_refused(row: LossRow, message: str) -> None:
-    """So is a loss that is there twice, whether or not its round counts."""
+    """An undeclared loss is refused, as is a repeated one, whether or not its round counts."""
     with pytest.raises(LossesError, match=message):
         EvaluatedLosses.of([*coin_rows(20), row], _plain(100), settings=ORDER)
 
 
 def test_the_ledger(tmp_path: pathlib.Path) -> None:
-    """It comes back as it was written, refuses losses that were changed or are gone, and a file that was."""
+    """The ledger reads back unchanged, and refuses changed or missing losses and a changed file."""
     rows, declared = coin_rows(120), _plain(120)
     evaluated = EvaluatedLosses.of(rows, declared, settings=ORDER)
     path = tmp_path / "plan.json"
@@ -335,7 +335,7 @@ def test_the_ledger(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_may_be_asked_for_later() -> None:
-    """The plan stays what it is; its rule may change where it has stopped, which is written down."""
+    """The plan cannot change; its stopping rule may change at a stop, which is recorded."""
     rows, declared = coin_rows(400, wrong=(0, 0, 0, 0.5)), _plain(400)
     plan = _plan(declared, rule={"stop_at_setting": "4bit"})
     ledger = Ledger(plan=plan)
@@ -355,7 +355,7 @@ def test_what_may_be_asked_for_later() -> None:
     assert continued.plan == other
     (end,) = continued.continues
     assert (end.plan, end.rounds, end.ended_by) == (plan.digest, 3, "stop_at_setting")
-    # The new rule is not asked about rounds before the one where the old one stopped.
+    # The new rule applies only after the round at which the old one stopped.
     later = _watched(rows, declared, _plan(declared, rule={"stop_at_setting": "8bit"}), looked_at=end.rounds)
     assert (later.rounds, later.ended_by) == (3, "stop_at_setting")
     done = _manifest(rows, declared, _plan(declared))[0]

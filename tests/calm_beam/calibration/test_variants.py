@@ -1,4 +1,4 @@
-"""Several variants: totals, plan and table come to what plain arrays come to."""
+"""Several variants: totals, plan and table equal those from plain arrays."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def _generation(name: str, layers: Sequence[int], tokens: Sequence[int]) -> Gene
 
 
 def _exits(layers: int, tokens: int) -> tuple[int, ...]:
-    """Returns exit layers of so many tokens, which come to so many layers together."""
+    """Returns exit layers of a number of tokens with a given sum."""
     return (layers - tokens + 1, *(1 for _ in range(tokens - 1)))
 
 
@@ -127,7 +127,7 @@ def test_sums_come_to_what_arrays_come_to(seed: int) -> None:
 
 
 def test_shards_may_come_in_any_order() -> None:
-    """Two parts of the examples, added either way round, give the same totals, in which everybody chooses or tests."""
+    """Two parts, added in either order, give the same totals, in which every unit selects or tests."""
     plan = _plan()
     drawn = [part[..., :3] for part in _drawn(0)]
     first, second = (_of_variant(plan, *drawn, units=units) for units in (range(100), range(100, _N)))
@@ -139,7 +139,7 @@ def test_shards_may_come_in_any_order() -> None:
 
 
 def test_only_those_who_test_are_counted() -> None:
-    """Risks, layers and n of the table are of the units that have not chosen."""
+    """Risks, layers and n of the table are those of the testing units."""
     plan = _plan()
     losses, layers, tokens = _drawn(0)
     tests = np.array([part_of_unit(plan, str(unit)) == TESTING for unit in range(_N)])
@@ -152,7 +152,7 @@ def test_only_those_who_test_are_counted() -> None:
 
 @pytest.mark.parametrize("p_value", ["signed_mixture", "star_bets"])
 def test_each_variant_may_be_tested_by_itself(p_value: str) -> None:
-    """All units test each down its grid at a third of epsilon; the cheapest of all that was proved comes last."""
+    """All units test each variant down its grid at a third of epsilon; the cheapest proved one comes last."""
     plan = _plan(
         pareto=ParetoPlan(variants=_VARIANTS),
         procedure="each_variant",
@@ -193,7 +193,7 @@ def _of_cost(share: float | None) -> Plan:
 
 @pytest.mark.parametrize("share", [None, 0.3])
 def test_costs_choose_in_place_of_layers(share: float | None) -> None:
-    """Of all that was found safe, that is promised which costs least by what was settled, not by its layers."""
+    """The proved candidate with the lowest fixed cost is promised, whatever its layers."""
     plan = _of_cost(share)
     totals, one = _totals(plan, 0), dataclasses.replace(plan, tests=plan.tests[:1])
     rows = variant_rows(totals, plan, num_layers=8, costs=_COSTS)[:_PLACES]
@@ -211,7 +211,7 @@ def test_costs_choose_in_place_of_layers(share: float | None) -> None:
 
 @pytest.mark.parametrize("share", [None, 0.3])
 def test_what_costs_no_less_than_the_full_model_is_not_promised(share: float | None) -> None:
-    """Thresholds that were proved and do not pay end in never to exit, and the entry says so."""
+    """Proved thresholds that cost no less than the full model give never exit, and the entry says so."""
     plan = _of_cost(share)
     rows = variant_rows(_totals(plan, 0), plan, num_layers=8, costs=_COSTS)[:_PLACES]
     one = dataclasses.replace(plan, tests=plan.tests[:1])
@@ -222,7 +222,7 @@ def test_what_costs_no_less_than_the_full_model_is_not_promised(share: float | N
 
 
 def test_failures_of_all_variants_are_listed() -> None:
-    """An example that failed under one variant stands in the list once, and others are of all variants."""
+    """An example that failed under one variant is listed once, and the others count for all variants."""
     plan = _plan()
     first, second, third = _totals(plan, 0)
     failed = [
@@ -235,14 +235,14 @@ def test_failures_of_all_variants_are_listed() -> None:
 
 
 def test_variants_of_other_examples_are_refused() -> None:
-    """What was read anew in between would be split and counted otherwise."""
+    """Variants whose data were read again with other examples are refused."""
     first, second, third = _totals(_plan(), 0)
     with pytest.raises(OutputsError, match="the variants were decoded from different examples"):
         whole_of([first, dataclasses.replace(second, content_sum=1), third])
 
 
 def test_empty_parts_are_refused() -> None:
-    """Someone has to choose, and someone to test."""
+    """There must be units that select, and units that test."""
     plan = _plan()
     assert plan.pareto is not None
     few = dataclasses.replace(plan, pareto=dataclasses.replace(plan.pareto, choosing_share=1e-9))
@@ -262,7 +262,7 @@ def test_the_table_is_read_again(tmp_path: Any) -> None:
 
 
 def test_all_that_decides_is_in_the_hash() -> None:
-    """Another salt, share, list or order of it is another plan; outputs of every variant are named."""
+    """Another salt, share, list or order gives another plan; outputs of every variant are named."""
     plan = _plan()
     assert plan.pareto is not None
     assert len(set(plan.outputs.split(","))) == 3
@@ -300,6 +300,6 @@ def test_all_that_decides_is_in_the_hash() -> None:
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
-    """A plan says so when it is made."""
+    """An inconsistent plan is refused when it is made."""
     with pytest.raises(ValueError, match=message):
         _plan(**changes)

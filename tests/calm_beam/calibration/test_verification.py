@@ -1,4 +1,4 @@
-"""Tests of what fresh losses say about promises."""
+"""Tests of promises on fresh losses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def _entry(**changes: Any) -> Calibration:
 
 
 def _fresh(columns: Sequence[np.ndarray], entries: Sequence[Calibration]) -> FreshLosses:
-    """Returns losses of which entry k sees column k; entries differ in their thresholds or objectives."""
+    """Returns losses in which entry k has column k; entries differ in their thresholds or objectives."""
     objectives = tuple(dict.fromkeys(entry.objective for entry in entries))
     thresholds = promised_thresholds(entries)
     table = np.zeros((len(columns[0]), len(objectives), len(thresholds)))
@@ -52,7 +52,7 @@ def _coins(heads: int, n: int = 100) -> np.ndarray:
     [(0, False, True), (3, False, True), (10, False, False), (14, False, False), (25, True, False), (100, True, False)],
 )
 def test_verdicts(heads: int, is_broken: bool, is_proved_again: bool) -> None:
-    """At delta 0.1, few losses in 100 prove the promise again, many break it, and about ten say nothing."""
+    """At delta 0.1, few losses in 100 prove the promise again, many break it, and about ten decide nothing."""
     entry = _entry()
     (verdict,) = verify(_fresh([_coins(heads)], [entry]), [entry], alpha=0.05)
     assert (verdict.is_broken, verdict.is_proved_again) == (is_broken, is_proved_again)
@@ -76,7 +76,7 @@ def test_fractions_for_a_binomial_promise_are_refused() -> None:
 
 
 def test_several_entries_share_alpha() -> None:
-    """Evidence that breaks one promise alone may not do so among many, and never the ones that are kept."""
+    """Evidence that breaks a single promise may not break it among many; the kept ones stay."""
     path = (build_path_entry(threshold=0.5, risk=0.03, p_value=0.01, layers=4.25),)
     entries = [_entry(p_value="exact_binomial")]
     entries += [_entry(p_value="exact_binomial", threshold=0.5, path=path, delta=0.1 + k / 100) for k in range(9)]
@@ -89,7 +89,7 @@ def test_several_entries_share_alpha() -> None:
 
 
 def test_signed_losses_are_verified_as_they_are() -> None:
-    """Examples on which the early exit does better pay for the others."""
+    """Examples on which the early exit does better compensate the others."""
     entry = build_signed_calibration(metric="exact_match", delta=0.1)
     better = np.tile([0.5, -0.5], 150)
     worse = np.tile([0.5, 0.3], 150)
@@ -98,7 +98,7 @@ def test_signed_losses_are_verified_as_they_are() -> None:
 
 
 def test_losses_of_generations() -> None:
-    """Losses stand where their entry finds them, in an order that the salt decides, whatever order they come in."""
+    """Losses are in the place of their entry, in an order decided by the salt, whatever order they come in."""
     entries = [_entry(), build_signed_calibration(metric="exact_match"), build_never_exit()]
     assert promised_thresholds(entries) == (0.8, 0.7)
     texts = {"a": ("x", "x", "x"), "b": ("x", "x", "y"), "c": ("y", "x", "x"), "d": ("y", "y", "x")}
@@ -122,7 +122,7 @@ def test_losses_of_generations() -> None:
 
 
 def test_clusters_are_averaged() -> None:
-    """Where examples have clusters these are the units, each with the mean loss of its examples."""
+    """With clusters as units, each has the mean loss of its examples."""
     entry = _entry()
     generations = [
         build_generation(("x", early), example=build_example(id=str(number), cluster=cluster))
@@ -134,7 +134,7 @@ def test_clusters_are_averaged() -> None:
 
 
 def test_a_group_is_verified_on_its_own_examples() -> None:
-    """The promise of a group is broken by its examples, however good those of the whole are; nobody's say nothing."""
+    """A group's promise is broken by its own examples only; examples of no group decide nothing about it."""
     whole, bad, absent = (_entry(group=group, p_value="exact_binomial") for group in (None, "fr", "it"))
     generations = [
         build_generation(
@@ -153,7 +153,7 @@ def test_a_group_is_verified_on_its_own_examples() -> None:
 
 
 def test_failures_count_with_loss_one() -> None:
-    """An example that could not be decoded or scored is never left out; by default a metric that fails ends it all."""
+    """An example that could not be decoded or scored counts with loss 1; by default a failing metric ends the run."""
 
     def refuses(candidate: str, references: Sequence[str]) -> float:
         raise RuntimeError("no score")
@@ -172,7 +172,7 @@ def test_failures_count_with_loss_one() -> None:
 
 @pytest.mark.parametrize("is_signed", [False, True])
 def test_failures_prove_no_excess(is_signed: bool) -> None:
-    """Failed examples do not call a promise broken, however many there are; nor do they prove it again."""
+    """Failed examples neither break a promise, however many there are, nor prove it again."""
     entry = build_signed_calibration() if is_signed else _entry()
     failures = [
         build_generation(failure="too long", outputs=(), example=build_example(id=str(number))) for number in range(200)
@@ -187,13 +187,13 @@ def test_failures_prove_no_excess(is_signed: bool) -> None:
 
 
 def test_no_examples_are_an_error() -> None:
-    """Without examples nothing is said."""
+    """Without examples there is an error."""
     with pytest.raises(DataError, match="there are no fresh examples"):
         FreshLosses.of([], [_entry()], metrics=METRICS, salt="s", on_error="fail")
 
 
 def test_manifests_that_do_not_say_mean_the_loss_of_the_paper() -> None:
-    """Early manifests had one loss for each consistency."""
+    """Early manifests had one loss for each consistency, which is the default."""
     assert build_calibration(consistency="risk").objective.loss == "relu"
     assert build_calibration().objective.loss == "dissimilarity"
     assert build_signed_calibration().objective.loss == "signed"
@@ -202,7 +202,7 @@ def test_manifests_that_do_not_say_mean_the_loss_of_the_paper() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("p_value", ["hoeffding_bentkus", "exact_binomial", "signed_mixture", "wsr"])
 def test_kept_promises_are_seldom_called_broken(p_value: str) -> None:
-    """With the risk of three promises at delta, any is called broken in at most a share alpha of all fresh sets."""
+    """With the risk of three promises at delta, any is called broken in at most a share alpha of fresh sets."""
     path = (build_path_entry(threshold=0.5, risk=0.03, p_value=0.01, layers=4.25),)
     lower = (build_path_entry(threshold=0.4, risk=0.03, p_value=0.01, layers=4.25),)
     entries = [
@@ -219,11 +219,11 @@ def test_kept_promises_are_seldom_called_broken(p_value: str) -> None:
 
 @pytest.mark.slow
 def test_not_proved_again_is_not_broken() -> None:
-    """The twin: calling a promise broken because fresh data do not prove it again would be wrong nearly always."""
+    """Calling an unproved promise broken would be wrong nearly always (the twin)."""
     entry = _entry(p_value="exact_binomial")
     rng, not_proved, broken = np.random.default_rng(15), 0, 0
     for _ in range(300):
-        # The promise is kept, with little to spare.
+        # The promise holds with a small margin.
         column = np.asarray(rng.uniform(size=200) < 0.095, dtype=np.float64)
         (verdict,) = verify(_fresh([column], [entry]), [entry], alpha=0.05)
         not_proved += not verdict.is_proved_again
@@ -233,7 +233,7 @@ def test_not_proved_again_is_not_broken() -> None:
 
 
 def test_alpha_outside_is_refused() -> None:
-    """Alpha is a probability."""
+    """Alpha outside (0, 1) is refused."""
     entry = _entry()
     losses = _fresh([_coins(1)], [entry])
     with pytest.raises(ValueError, match="must be in"):

@@ -1,4 +1,4 @@
-"""Fresh losses prove promises of settings again, or break them, at the level that was asked for."""
+"""Fresh losses prove promises of settings again, or break them, at the requested level."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ def _certified(rows: list[LossRow]) -> SettingManifest:
 
 
 def test_kept_and_broken_promises() -> None:
-    """Losses of the same kind prove again what was promised; much larger ones break it."""
+    """Losses of the same kind prove promises again; much larger ones break them."""
     manifest = _certified(coin_rows(600))
     fresh = LossTable.of(coin_rows(600, seed=1))
     check_fresh(fresh, manifest)

@@ -1,4 +1,4 @@
-"""Folders of decoder-only models as transformers saves them, by its own names and without its reader."""
+"""Folders of decoder-only models as transformers saves them, with its names and without its reader."""
 
 import json
 import pathlib
@@ -40,7 +40,7 @@ _ARCHITECTURES = {
 
 
 def build_tensors(model_type: str, fields: Mapping[str, Any], *, tied: bool, seed: int = 0) -> dict[str, np.ndarray]:
-    """Returns random tensors, [out, in], of a model that `fields` describe."""
+    """Returns random tensors, [out, in], of a model with the given fields."""
     generator = np.random.default_rng(seed)
     width, heads, kv = fields["hidden_size"], fields["num_attention_heads"], fields["num_key_value_heads"]
     head, inner, vocabulary = fields["head_dim"], fields["intermediate_size"], fields["vocab_size"]
@@ -72,7 +72,7 @@ def build_tensors(model_type: str, fields: Mapping[str, Any], *, tied: bool, see
 
 
 def _fused(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns tensors with queries, keys and values as one, and gate and up as one."""
+    """Returns tensors with queries, keys and values joined, and gate and up joined."""
     fused: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         for parts, whole in (
@@ -98,11 +98,11 @@ def write_decoder_only(
     """Writes a folder and returns it.
 
     Args:
-      folder: Where to; made if needed.
+      folder: Folder to write; made if needed.
       model_type: As in `config.json`.
       tensors: Those to store, by name; by default those of the sizes.
       tied: Whether there is no tensor of a head, and the config says so.
-      generation: What `generation_config.json` says; with None, there is none.
+      generation: Content of `generation_config.json`; with None, there is no file.
       changes: Fields of `config.json`; those that are `...` are left out.
     """
     fields = {

@@ -1,4 +1,4 @@
-"""Files of GGUF, made by the package's own writer, with names and forms as llama.cpp's converter has them."""
+"""GGUF files, made by the package's own writer, with the names and forms of llama.cpp's converter."""
 
 import pathlib
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _OUTSIDE = {
 
 
 def tensors_of(config: LlamaConfig, arrays: Mapping[str, np.ndarray], *, architecture: str) -> dict[str, np.ndarray]:
-    """Returns the tensors of a model by GGUF's names, [out, in], with what the converter does to each."""
+    """Returns the tensors of a model by GGUF's names, [out, in], transformed as the converter does."""
     tensors = {}
     for name, array in arrays.items():
         tensor = array if name == "token_embedder/embedding" else array.T
@@ -93,7 +93,7 @@ def write_gguf(
     """Writes a file and returns it.
 
     Args:
-      path: Where to.
+      path: File to write.
       tensors: By name; float32.
       architecture: `general.architecture`.
       fields: Metadata by key: whole numbers, other numbers, flags, texts, or lists of one of these.

@@ -1,4 +1,4 @@
-"""Makes `decoder_only_goldens/`: tiny random models of Llama's family as transformers saves them, and what it computes.
+"""Makes `decoder_only_goldens/`: tiny random models of Llama's family as transformers saves them, with its outputs.
 
 Needs torch and transformers, which the project itself never does. Made with torch 2.15 and transformers 5.23; those of
 `olmo2`, `phi3`, `phi3_longrope`, `granite`, `smollm3`, `gemma2`, `gemma3` and `ministral` with transformers 5.24:
@@ -34,7 +34,7 @@ _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_f
 _LONGROPE = {"type": "longrope", "short_factor": [1.5, 3.0], "long_factor": [2.0, 9.0]}
 _GEMMA3_LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 _MINISTRAL_LAYERS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-# Class, seed, and what differs; prompts and outputs have up to 48 tokens, far beyond what scaled models began with.
+# Class, seed, and changed fields; prompts and outputs have up to 48 tokens, far beyond scaled models' first limits.
 MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("Llama", 1, {"num_hidden_layers": 8}),
     "llama_tied": ("Llama", 2, {"tie_word_embeddings": True, "num_key_value_heads": 1, "num_hidden_layers": 2}),
@@ -67,11 +67,11 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def build_model(family: str, seed: int, **changes: Any) -> Any:
-    """Returns a tiny model with random weights that make for varied logits; `changes` are fields of its config."""
+    """Returns a tiny model with random weights that give varied logits; `changes` are fields of its config."""
     import torch
     import transformers
 
-    # Of Gemma 3, the one that reads texts alone.
+    # Gemma 3's class that reads texts only.
     text = "Text" if family == "Gemma3" else ""
     config = getattr(transformers, f"{family}{text}Config")(**{**_SIZES, **changes})
     config._attn_implementation = "eager"
@@ -93,7 +93,7 @@ def build_model(family: str, seed: int, **changes: Any) -> Any:
 
 
 def sequences(seed: int) -> list[list[int]]:
-    """Returns sequences of token ids, of several lengths; 0 is an id as others are."""
+    """Returns sequences of token ids, of several lengths; 0 is an id like others."""
     generator = np.random.default_rng(seed)
     return [[*generator.integers(0, _SIZES["vocab_size"], size=length - 1).tolist(), 0] for length in (48, 7, 1)]
 
@@ -140,14 +140,14 @@ def greedy(model: Any, prompts: list[list[int]]) -> np.ndarray:
 
 
 def cut(model: Any, layers: int) -> Any:
-    """Returns a model of the first layers; the given one is no longer of use."""
+    """Returns a model of the first layers, which replaces the given one."""
     model.model.layers = model.model.layers[:layers]
     model.config.num_hidden_layers = model.model.config.num_hidden_layers = layers
     return model
 
 
 def main() -> None:
-    """Writes the folders of the names given."""
+    """Writes the folders with the given names."""
     for name in sys.argv[1:]:
         family, seed, changes = MODELS[name]
         folder = FOLDER / name

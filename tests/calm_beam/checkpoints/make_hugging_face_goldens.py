@@ -1,8 +1,8 @@
-"""Makes `hugging_face_goldens/`: tiny random T5s and their kin as transformers saves them, with what they compute.
+"""Makes `hugging_face_goldens/`: tiny random T5s and their kin as transformers saves them, with their outputs.
 
 Needs torch and transformers, which the project itself never does. Made with torch 2.13 and transformers 5.23; `ul2`,
-`mt5` and `umt5` with 4.57, since version 5 ties the heads of MT5 and UMT5, and those that were published are their own;
-those with a `generation_config.json` with torch 2.15 and transformers 5.24:
+`mt5` and `umt5` with 4.57, since version 5 ties the heads of MT5 and UMT5, and the published ones have heads of their
+own; those with a `generation_config.json` with torch 2.15 and transformers 5.24:
 
     python -m tests.calm_beam.checkpoints.make_hugging_face_goldens NAME ...
 """
@@ -33,7 +33,7 @@ _MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "own_start": ("T5", 22, _T5_1_1),
     "start_by_bos": ("T5", 22, _T5_1_1),
 }  # fmt: skip
-# What `generation_config.json` says of some; the others have none.
+# Content of `generation_config.json` for some; the others have none.
 _GENERATION: dict[str, dict[str, Any]] = {
     "own_ends": {"eos_token_id": [29, 1, 6], "decoder_start_token_id": 0},
     "own_start": {"eos_token_id": 1, "decoder_start_token_id": 7},
@@ -42,7 +42,7 @@ _GENERATION: dict[str, dict[str, Any]] = {
 
 
 def build_model(family: str, seed: int, **changes: Any) -> Any:
-    """Returns a tiny model with random weights that make for varied logits; `changes` are fields of its config."""
+    """Returns a tiny model with random weights that give varied logits; `changes` are fields of its config."""
     import torch
     import transformers
 
@@ -80,11 +80,11 @@ def inputs(seed: int, *, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def layer_logits(model: Any, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Returns what norm and head make of every layer, (layers, batch, target, vocabulary), of a model in float32."""
+    """Returns the logits, (layers, batch, target, vocabulary), of every layer's output, of a model in float32."""
     import torch
 
     config = model.config
-    # Version 4 has no word of its own for it.
+    # Version 4 has no field for it.
     is_scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
     with torch.no_grad():
         output = model(
@@ -119,7 +119,7 @@ def greedy(model: Any, source: np.ndarray, *, length: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Writes the folders of the names given."""
+    """Writes the folders with the given names."""
     import torch
 
     for name in sys.argv[1:]:

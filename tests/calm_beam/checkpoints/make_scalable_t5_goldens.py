@@ -14,7 +14,7 @@ from .scalable_trees import ARRAYS, DECODER_INPUTS, MLP_ACTIVATIONS, SCALABLE, S
 
 
 def main() -> None:
-    """Writes the file beside this one, having found that scanning does not matter."""
+    """Writes the file next to this one, after checking that scanning does not matter."""
     from t5x.examples.scalable_t5 import network
 
     logits = {}

@@ -1,4 +1,4 @@
-"""What a checkpoint computes: logits, and outputs of the decoder."""
+"""Computations of a checkpoint: logits, and outputs of the decoder."""
 
 import pathlib
 
@@ -16,7 +16,7 @@ GOLDENS = pathlib.Path(__file__).with_name("hugging_face_goldens")
 
 
 def assert_gives(checkpoint: Checkpoint, source: np.ndarray, target: np.ndarray, expected: np.ndarray) -> None:
-    """Asserts that every layer's logits are within 1e-5 of the largest logit: what float32 can promise."""
+    """Asserts that every layer's logits are within 1e-5 of the largest logit, the accuracy of float32."""
     apply = jax.jit(EarlyExitT5(checkpoint.config).apply)
     found = apply({"params": checkpoint.parameters()}, source.astype(np.int32), target.astype(np.int32))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""Trees as T5X's `examples/scalable_t5` has them, made here independently of what reads them."""
+"""Trees of T5X's `examples/scalable_t5`, made here independently of the reader."""
 
 import re
 
@@ -12,14 +12,14 @@ SCALABLE = build_config(
     num_encoder_layers=2, num_decoder_layers=3, relative_bias_per_layer=True, activation="silu", num_heads=4, head_dim=4
 )
 ARRAYS = build_arrays(SCALABLE, 5)
-# What stands in the config of T5X for that.
+# Text for it in T5X's config.
 MLP_ACTIVATIONS = ("swish", "linear")
 SOURCES = np.array([[9, 33, 4, 60, 12, 1], [5, 17, 8, 2, 40, 1]], np.int32)
 DECODER_INPUTS = np.array([[0, 14, 8, 8, 63], [0, 3, 7, 21, 40]], np.int32)
 
 
 def scalable_tree(config: T5Config, arrays: FloatArrays, *, scan_axis: int | None) -> dict[str, np.ndarray]:
-    """Returns weights with the heads of attention kernels apart, and with layers stacked unless `scan_axis` is None."""
+    """Returns weights with separate heads in attention kernels, and stacked layers unless `scan_axis` is None."""
     tree = {name: _heads_apart(config, name, array) for name, array in arrays.items()}
     if scan_axis is None:
         return tree

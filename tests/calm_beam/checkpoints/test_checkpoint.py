@@ -15,14 +15,14 @@ _NAME = "decoder/layers_0/mlp/wo/kernel"
 
 
 def test_a_fingerprint_is_a_digest() -> None:
-    """It is `sha256:` and 64 hexadecimal digits, and the checkpoint's is that of its arrays."""
+    """A fingerprint is `sha256:` and 64 hexadecimal digits, and the checkpoint's is that of its arrays."""
     checkpoint = build_checkpoint()
     assert checkpoint.fingerprint() == fingerprint(checkpoint.arrays)
     assert re.fullmatch("sha256:[0-9a-f]{64}", checkpoint.fingerprint())
 
 
 def test_fingerprints_are_those_of_the_first_version() -> None:
-    """Manifests name models of T5's activations and distance by this digest; it must never change."""
+    """Manifests name models of T5's activations and distance by this digest, which must never change."""
     array = np.arange(6, dtype="<f4").reshape(2, 3)
     content = b"calm-beam model v1, 128\na 2,3\n" + array.tobytes()
     assert fingerprint({"a": array}) == f"sha256:{hashlib.sha256(content).hexdigest()}"
@@ -72,7 +72,7 @@ def _with_one_bit_flipped() -> FloatArrays:
     ids=["value", "missing", "name", "transposed", "reshaped", "reversed", "exchanged"],
 )
 def test_any_change_changes_the_fingerprint(arrays: FloatArrays) -> None:
-    """A value's last bit, a name, a shape or a place is enough."""
+    """A last bit of a value, a name, a shape or a place changes the fingerprint."""
     assert fingerprint(arrays) != fingerprint(_ARRAYS)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(120)
 
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=2)
 _ARRAYS = build_arrays(_CONFIG, 0)
-# All but one array lie in the msgpack file, so that there are few objects to move.
+# All but one array are in the msgpack file, so that there are few objects to move.
 _INLINE = sorted(set(_ARRAYS) - {"decoder/decoder_norm/scale"})
 
 
@@ -50,7 +50,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def test_a_native_model(bucket: str, tmp_path: pathlib.Path, vocabulary: pathlib.Path) -> None:
-    """A native folder reads as it does locally; weights and vocabulary know where they come from."""
+    """A native folder reads as it does locally; weights and vocabulary have their addresses as sources."""
     write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=vocabulary)
     path = upload(tmp_path / "model", f"{bucket}/models/tiny")
     for name in (path, f"{path}/", pathlib.PurePosixPath(path)):
@@ -63,14 +63,14 @@ def test_a_native_model(bucket: str, tmp_path: pathlib.Path, vocabulary: pathlib
 
 
 def test_a_bucket_may_be_a_model(bucket: str, tmp_path: pathlib.Path) -> None:
-    """A model may lie in a bucket without a folder."""
+    """A model may be in a bucket without a folder."""
     write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
     found = load_checkpoint(upload(tmp_path / "model", bucket))
     assert (found.uri, found.vocabulary_uri) == (bucket, None)
 
 
 def test_what_stands_beside_the_steps_of_t5x(bucket: str, tmp_path: pathlib.Path) -> None:
-    """`config.gin` beside the steps is read from the bucket too, named by its address there; so are sentinels."""
+    """`config.gin` next to the steps is read from the bucket too, under its address there, as are sentinels."""
     write_t5x(tmp_path / "run", _ARRAYS, inline=_INLINE)
     (tmp_path / "run" / "config.gin").write_text("network.T5Config.mlp_activations = ('swish', 'linear')")
     (tmp_path / "run" / "tokenizer_config.json").write_text('{"extra_ids": 3}')
@@ -90,7 +90,7 @@ def test_what_stands_beside_the_steps_of_t5x(bucket: str, tmp_path: pathlib.Path
 def test_the_latest_step_of_t5x(
     cloud: "CloudService", bucket: str, tmp_path: pathlib.Path, vocabulary: pathlib.Path
 ) -> None:
-    """Of a run's folder the highest step is read, by number, with the vocabulary beside it; nothing else is copied."""
+    """The highest step by number is read, with the vocabulary next to the steps; nothing else is copied."""
     for step in (9, 10):
         write_t5x(tmp_path / "run", build_arrays(_CONFIG, step), step=step, inline=_INLINE)
     (tmp_path / "run" / "checkpoint_11").mkdir()
@@ -104,7 +104,7 @@ def test_the_latest_step_of_t5x(
     assert found.vocabulary_uri == f"{path}/sentencepiece.model"
     prefixes = {name.split("/")[1] for name in _downloaded(cloud)}
     assert prefixes == {"checkpoint_10", "sentencepiece.model"}
-    # A step that is named itself has the vocabulary of the run beside it, too.
+    # A step given by its own path has the run's vocabulary, too.
     found = load_checkpoint(f"{path}/checkpoint_9")
     _assert_equal(found, load_checkpoint(tmp_path / "run" / "checkpoint_9"))
     assert found.uri == f"{path}/checkpoint_9"
@@ -142,7 +142,7 @@ def test_orbax(bucket: str, tmp_path: pathlib.Path, item: str) -> None:
 
 
 def test_no_model_is_told(bucket: str, tmp_path: pathlib.Path) -> None:
-    """A folder without anything, or with something else, is refused with what was found; nothing is copied."""
+    """A folder without a model is refused with what was found; nothing is copied."""
     with pytest.raises(CheckpointError, match=r"checkpoint gs://.*/none: no such folder, or nothing in it\."):
         load_checkpoint(f"{bucket}/none")
     (tmp_path / "other").mkdir()
@@ -153,7 +153,7 @@ def test_no_model_is_told(bucket: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_errors_name_the_cloud(bucket: str, tmp_path: pathlib.Path) -> None:
-    """What is wrong with a model is said of the address that the user gave, not of its copy."""
+    """Errors name the address that the user gave, not the local copy."""
     write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"not safetensors")
     path = upload(tmp_path / "model", f"{bucket}/m")
@@ -162,7 +162,7 @@ def test_errors_name_the_cloud(bucket: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_lost_array_is_told(bucket: str, tmp_path: pathlib.Path) -> None:
-    """An array of which a chunk is missing is an error, not zeros."""
+    """An array with a missing chunk is an error, not zeros."""
     write_t5x(tmp_path / "run", _ARRAYS, step=3, inline=_INLINE)
     path = upload(tmp_path / "run", f"{bucket}/run")
     storage.remove_file(f"{path}/checkpoint_3/target.decoder.decoder_norm.scale/0")
@@ -171,7 +171,7 @@ def test_a_lost_array_is_told(bucket: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_a_model_is_stored_mark_last(cloud: "CloudService", bucket: str, tmp_path: pathlib.Path) -> None:
-    """The file without which a folder is no model is written after all others, and no model is written over another."""
+    """The file that marks a folder as a model is written last, and no model is overwritten."""
     for _ in range(2):
         write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
         store_model(tmp_path / "model", f"{bucket}/m")

@@ -1,4 +1,4 @@
-"""Decoder-only models that transformers saves: every family, every way of stretching positions, every refusal."""
+"""Decoder-only models that transformers saves: every family, every position scaling, every refusal."""
 
 import json
 import math
@@ -32,7 +32,7 @@ _LLAMA3 = {
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", _FAMILIES)
 def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Path) -> None:
-    """Sizes come from the config, each tensor comes back under our name, kernels [in, out]."""
+    """Sizes come from the config, and each tensor has our name, with kernels [in, out]."""
     is_gemma = model_type.startswith("gemma")
     activation = "gelu_pytorch_tanh" if is_gemma else "silu"
     window: dict[str, Any] = {"sliding_window": None} if model_type in _WITH_WINDOWS else {}
@@ -61,7 +61,7 @@ def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Pat
     assert checkpoint.layout == "hugging_face"
     assert "end with token 2" in checkpoint.stated[0]
     stored = build_tensors(model_type, SIZES, tied=tied)
-    # Of Phi-3, 3 and 2 parts of a layer are stored as one.
+    # Phi-3 stores 3 and 2 parts of a layer as one.
     assert len(checkpoint.arrays) == len(stored) + (6 if model_type == "phi3" else 0)
     tensors = build_tensors("llama", SIZES, tied=tied) if model_type == "phi3" else stored
     names: tuple[str, ...] = ("pre_self_attention_layer_norm/scale", "pre_mlp_layer_norm/scale")
@@ -103,7 +103,7 @@ def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Pat
 
 @pytest.mark.parametrize("model_type", _FAMILIES)
 def test_a_native_copy_is_the_same_model(model_type: str, tmp_path: pathlib.Path) -> None:
-    """Written in the native layout, config, arrays and fingerprint come back."""
+    """Config, arrays and fingerprint come back from the native layout."""
     checkpoint = load_checkpoint(
         write_decoder_only(tmp_path / "theirs", model_type, rope_scaling=_LLAMA3, eos_token_id=[2, 5])
     )
@@ -127,7 +127,7 @@ def test_a_native_copy_is_the_same_model(model_type: str, tmp_path: pathlib.Path
     ],
 )
 def test_what_no_array_shows_is_in_the_fingerprint(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """Two models of the same arrays that compute something else have other fingerprints."""
+    """Two models with equal arrays and different computations have different fingerprints."""
     plain = load_checkpoint(write_decoder_only(tmp_path / "plain"))
     changed = load_checkpoint(write_decoder_only(tmp_path / "changed", **changes))
     assert changed.arrays.keys() == plain.arrays.keys()
@@ -178,14 +178,14 @@ def test_what_no_array_shows_is_in_the_fingerprint(changes: dict[str, Any], tmp_
 def test_positions_are_read_as_both_versions_write_them(
     fields: dict[str, Any], theta: float, scaling: RopeScaling, tmp_path: pathlib.Path
 ) -> None:
-    """Base and scaling stand side by side in version 4 of transformers and in one object in version 5."""
+    """Base and scaling are read from separate fields (version 4 of transformers) and from one object (version 5)."""
     config = load_checkpoint(write_decoder_only(tmp_path, **fields)).config
     assert config.rope_theta == theta
     assert config.rope_scaling == scaling
 
 
 def test_longrope_has_the_positions_of_its_first_training(tmp_path: pathlib.Path) -> None:
-    """Up to there its short factors hold; a part of each head may be turned alone."""
+    """Within the positions of the first training the short factors hold; a part of each head may be rotated alone."""
     scaling = {"type": "su", "short_factor": [1, 2.5], "long_factor": [3.0, 4.0]}
     config = load_checkpoint(
         write_decoder_only(
@@ -207,7 +207,7 @@ def test_longrope_has_the_positions_of_its_first_training(tmp_path: pathlib.Path
 
 
 def test_granites_factors_are_read(tmp_path: pathlib.Path) -> None:
-    """Each under its key; the factor of queries that all models have is none of its own."""
+    """Each factor is read from its key; the query factor that all models have is not stored."""
     factors: dict[str, Any] = {"embedding_multiplier": 12, "residual_multiplier": 0.22, "logits_scaling": 8.0}
     folder = write_decoder_only(tmp_path, "granite", **factors, attention_multiplier=0.015625)
     config = load_checkpoint(folder).config
@@ -229,7 +229,7 @@ def test_granites_factors_are_read(tmp_path: pathlib.Path) -> None:
 def test_layers_that_positions_do_not_turn(
     fields: dict[str, Any], layers: tuple[int, ...], tmp_path: pathlib.Path
 ) -> None:
-    """SmolLM3 lists them, or has one every so many layers, 4 if nothing is said; its base is 2 million."""
+    """SmolLM3 lists layers without rotation, or has one every so many layers, 4 by default; its base is 2 million."""
     config = load_checkpoint(write_decoder_only(tmp_path, "smollm3", **fields)).config
     assert (config.unturned_layers, config.rope_theta) == (layers, 2e6)
 
@@ -251,7 +251,7 @@ _BY_KIND = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta
 def test_gemma_3s_windows_have_a_base_of_their_own(
     fields: dict[str, Any], windowed: tuple[int, ...], theta: float, local: float | None, tmp_path: pathlib.Path
 ) -> None:
-    """As both versions write it; queries are divided by a root of their own."""
+    """Gemma 3's windows have a base of their own, as both versions write it; queries have their own divisor."""
     config = load_checkpoint(
         write_decoder_only(tmp_path, "gemma3_text", hidden_act="gelu_pytorch_tanh", sliding_window=8, **fields)
     ).config
@@ -282,7 +282,7 @@ def test_gemma_3s_windows_have_a_base_of_their_own(
 def test_what_newer_families_say_otherwise_is_refused(
     model_type: str, fields: dict[str, Any], message: str, tmp_path: pathlib.Path
 ) -> None:
-    """Each by its key."""
+    """Unsupported fields of newer families are refused by key."""
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(write_decoder_only(tmp_path, model_type, **fields))
 
@@ -297,7 +297,7 @@ def test_what_newer_families_say_otherwise_is_refused(
 def test_gemma_2_caps_logits(
     fields: dict[str, Any], caps: tuple[float | None, float | None], tmp_path: pathlib.Path
 ) -> None:
-    """As its config says, and not at all where that says null; queries are divided by a root of their own."""
+    """Gemma 2's logits are capped as its config says, and not at all for null; queries have their own divisor."""
     config = load_checkpoint(
         write_decoder_only(tmp_path, "gemma2", query_pre_attn_scalar=144, hidden_act="gelu_pytorch_tanh", **fields)
     ).config
@@ -306,7 +306,7 @@ def test_gemma_2_caps_logits(
 
 
 def test_fused_parts_of_other_sizes_are_refused(tmp_path: pathlib.Path) -> None:
-    """With the parts that were expected."""
+    """Fused parts of other sizes are refused with the expected ones."""
     tensors = build_tensors("phi3", SIZES, tied=False)
     tensors["model.layers.1.self_attn.qkv_proj.weight"] = np.zeros((47, 12), np.float32)
     with pytest.raises(CheckpointError, match=r"layers.1.self_attn.qkv_proj.weight has shape \(47, 12\), expected 48"):
@@ -314,7 +314,7 @@ def test_fused_parts_of_other_sizes_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_positions_reach_as_far_as_yarn_stretches_them(tmp_path: pathlib.Path) -> None:
-    """A config that names what the model was first trained on allows all that the factor makes of it."""
+    """With the original number of positions in the config, all positions that the factor allows are accepted."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     assert load_checkpoint(write_decoder_only(tmp_path / "a", rope_scaling=yarn)).config.max_positions == 256
     linear = {"rope_type": "linear", "factor": 4.0}
@@ -356,7 +356,7 @@ def test_positions_reach_as_far_as_yarn_stretches_them(tmp_path: pathlib.Path) -
     ],
 )
 def test_positions_that_are_not_supported_are_refused(scaling: Any, message: str, tmp_path: pathlib.Path) -> None:
-    """Each is named, with what is."""
+    """An unsupported scaling is refused by name, with the supported ones."""
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(write_decoder_only(tmp_path, rope_scaling=scaling))
 
@@ -364,7 +364,7 @@ def test_positions_that_are_not_supported_are_refused(scaling: Any, message: str
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("value", [[], False, "", 0], ids=repr)
 def test_positions_that_are_no_object_are_refused(key: str, value: Any, tmp_path: pathlib.Path) -> None:
-    """What is empty and no object is a mistake; null and an empty object say nothing."""
+    """An empty value that is no object is refused; null and an empty object mean no scaling."""
     with pytest.raises(CheckpointError, match="expected one object, or two equal ones"):
         load_checkpoint(write_decoder_only(tmp_path / "wrong", **{key: value}))
     nothings: tuple[Any, ...] = ({}, None)
@@ -393,7 +393,7 @@ def test_positions_that_are_no_object_are_refused(key: str, value: Any, tmp_path
 def test_contradictions_about_positions_are_refused(
     fields: dict[str, Any], message: str, tmp_path: pathlib.Path
 ) -> None:
-    """Where two places say different things, nothing is guessed."""
+    """If two fields contradict each other, the config is refused."""
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(write_decoder_only(tmp_path, **fields))
 
@@ -402,7 +402,7 @@ def test_contradictions_about_positions_are_refused(
     ("model_type", "fields", "window", "layers"),
     [
         ("mistral", {"sliding_window": 8}, 8, (0, 1)),
-        # What transformers takes.
+        # The default of transformers.
         ("mistral", {}, 4096, (0, 1)),
         ("mistral", {"sliding_window": None}, None, ()),
         ("ministral", {"sliding_window": 8}, 8, (0, 1)),
@@ -431,7 +431,7 @@ def test_contradictions_about_positions_are_refused(
 def test_windows_are_in_the_layers_that_have_them(
     model_type: str, fields: dict[str, Any], window: int | None, layers: tuple[int, ...], tmp_path: pathlib.Path
 ) -> None:
-    """Mistral has a window in all layers, Qwen in those that the config says, Llama in none."""
+    """Mistral has a window in all layers, Qwen in those of its config, Llama in none."""
     config = load_checkpoint(write_decoder_only(tmp_path, model_type, **fields)).config
     assert (config.sliding_window, config.windowed_layers) == (window, layers)
 
@@ -452,7 +452,7 @@ def test_windows_are_in_the_layers_that_have_them(
 def test_what_is_left_out_is_what_transformers_takes(
     model_type: str, fields: dict[str, Any], expected: tuple[str, Any], tmp_path: pathlib.Path
 ) -> None:
-    """Older files do not name everything."""
+    """Missing fields of older files have the defaults of transformers."""
     sizes = {**SIZES, **{key: value for key, value in fields.items() if value is not ...}}
     if fields.get("num_key_value_heads") is ...:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
@@ -501,13 +501,13 @@ def test_what_is_left_out_is_what_transformers_takes(
     ],
 )
 def test_other_models_are_refused(fields: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
-    """Whatever would be computed in another way is refused, and named."""
+    """A model that would need another computation is refused by name."""
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(write_decoder_only(tmp_path, **fields))
 
 
 def test_windows_in_unknown_layers_are_refused(tmp_path: pathlib.Path) -> None:
-    """A list of kinds that has another length, or another kind, is not guessed at."""
+    """A list of layer kinds with another length, or an unknown kind, is refused."""
     window: dict[str, Any] = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
     for named in (["sliding_attention"], ["chunked_attention", "full_attention"], "full_attention"):
         folder = write_decoder_only(tmp_path, "qwen2", layer_types=named, **window)
@@ -527,7 +527,7 @@ def test_windows_in_unknown_layers_are_refused(tmp_path: pathlib.Path) -> None:
 def test_outputs_end_as_they_do_in_transformers(
     generation: dict[str, Any] | None, expected: tuple[int, ...], source: str, tmp_path: pathlib.Path
 ) -> None:
-    """Chat models end at several tokens, which the generation config names; it counts before the config."""
+    """Chat models end at several tokens of the generation config, which precedes the config."""
     checkpoint = load_checkpoint(write_decoder_only(tmp_path, generation=generation))
     assert checkpoint.config.end_ids == expected
     assert checkpoint.stated == (
@@ -536,7 +536,7 @@ def test_outputs_end_as_they_do_in_transformers(
 
 
 def test_parts_in_bfloat16_are_read(tmp_path: pathlib.Path) -> None:
-    """A model in several files comes together, its bfloat16 widened."""
+    """A bfloat16 model in several files is read as one in float32."""
     tensors = {
         name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in build_tensors("llama", SIZES, tied=False).items()
     }
@@ -553,7 +553,7 @@ def test_parts_in_bfloat16_are_read(tmp_path: pathlib.Path) -> None:
 
 
 def test_frequencies_in_older_files_are_left_out(tmp_path: pathlib.Path) -> None:
-    """What transformers computes anew is not read; any other tensor that is unknown is refused."""
+    """Frequencies that transformers recomputes are not read; any other unknown tensor is refused."""
     tensors = build_tensors("llama", SIZES, tied=False)
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32)}
     assert len(load_checkpoint(write_decoder_only(tmp_path, tensors={**tensors, **frequencies})).arrays) == len(tensors)
@@ -563,7 +563,7 @@ def test_frequencies_in_older_files_are_left_out(tmp_path: pathlib.Path) -> None
 
 
 def test_a_copy_of_the_embedding_is_a_tied_head(tmp_path: pathlib.Path) -> None:
-    """A tied model may store its head too; if that is another one, what the model computes is unknown."""
+    """A tied model may store its head too; a head that differs is refused, since the computation is unknown."""
     tensors = build_tensors("llama", SIZES, tied=True)
     copied = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
     checkpoint = load_checkpoint(write_decoder_only(tmp_path, tensors=copied, tied=True))
@@ -574,13 +574,13 @@ def test_a_copy_of_the_embedding_is_a_tied_head(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_head_that_is_missing_is_not_made_up(tmp_path: pathlib.Path) -> None:
-    """Without a head and without a tie, nothing predicts tokens."""
+    """A model without a head and without a tie is refused."""
     with pytest.raises(CheckpointError, match=r"missing lm_head\.weight \(1\)"):
         load_checkpoint(write_decoder_only(tmp_path, tensors=build_tensors("llama", SIZES, tied=True)))
 
 
 def test_native_models_of_unknown_architecture_are_refused(tmp_path: pathlib.Path) -> None:
-    """The message says what was found and what is known."""
+    """An unknown architecture is refused with its name and the known ones."""
     (tmp_path / "config.json").write_text('{"format": "calm-beam/model/v1", "architecture": "mamba"}')
     with pytest.raises(CheckpointError, match="architecture is 'mamba', this version knows t5, llama"):
         load_checkpoint(tmp_path)

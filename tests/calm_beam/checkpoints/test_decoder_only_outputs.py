@@ -1,4 +1,4 @@
-"""What models that transformers saved compute, against what it computes; `make_decoder_only_goldens.py` stored that."""
+"""Outputs of models saved by transformers, against its own, which `make_decoder_only_goldens.py` stored."""
 
 import functools
 
@@ -28,7 +28,7 @@ def _model(name: str) -> tuple[Checkpoint, dict[str, np.ndarray]]:
 
 
 def test_every_family_and_scaling_is_there() -> None:
-    """So that a folder that is lost is missed."""
+    """Every family and scaling has a folder, so that a lost one is noticed."""
     scalings = {_model(name)[0].config.rope_scaling.kind for name in _FOLDERS}
     assert scalings == {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
     families = {"llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "phi3"}
@@ -37,7 +37,7 @@ def test_every_family_and_scaling_is_there() -> None:
 
 @_each_model
 def test_logits_of_every_layer(name: str) -> None:
-    """Within 1e-4 at every position, of up to 48 tokens."""
+    """Logits of every layer are within 1e-4 at every position of up to 48 tokens."""
     checkpoint, expected = _model(name)
     apply = jax.jit(network_of(checkpoint.config).apply)
     for place, tokens in enumerate(sequences(int(expected["seed"]))):
@@ -47,7 +47,7 @@ def test_logits_of_every_layer(name: str) -> None:
 
 @_each_sampled_model
 def test_outputs_of_all_layers_and_of_fewer(name: str) -> None:
-    """50 greedy outputs are equal; so are those of a model without its last layer, as threshold m / L gives them."""
+    """50 greedy outputs are equal, with all layers and without the last, as threshold m / L gives them."""
     checkpoint, expected = _model(name)
     depth = checkpoint.config.num_decoder_layers
     decoder = Decoder(

@@ -1,4 +1,4 @@
-"""Models in files of GGUF, made here by the package's own writer: weights, metadata, tokenizers, refusals."""
+"""Models in GGUF files, made here by the package's own writer: weights, metadata, tokenizers, refusals."""
 
 import math
 import pathlib
@@ -73,7 +73,7 @@ def _write(path: pathlib.Path, config: LlamaConfig, *, architecture: str = "llam
 
 @pytest.mark.parametrize(("architecture", "changes"), _FAMILIES.values(), ids=list(_FAMILIES))
 def test_every_family_is_read(architecture: str, changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """Config and arrays come back, from the file and from the folder that holds it alone."""
+    """Config and arrays are read from the file, and from a folder that holds only the file."""
     config = _config(**changes)
     path = _write(tmp_path / "model.gguf", config, architecture=architecture)
     arrays = build_llama_arrays(config, 1)
@@ -81,7 +81,7 @@ def test_every_family_is_read(architecture: str, changes: dict[str, Any], tmp_pa
         assert (checkpoint.layout, checkpoint.uri, checkpoint.config) == ("gguf", str(path), config)
         assert checkpoint.arrays.keys() == arrays.keys()
         for name, array in arrays.items():
-            # Of a scale that 1 was added to, the last digit may be lost.
+            # A scale to which 1 was added may lose its last digit.
             atol = 2e-7 if architecture.startswith("gemma") and name.endswith("/scale") else 0
             np.testing.assert_allclose(checkpoint.arrays[name], array, rtol=0, atol=atol)
 
@@ -91,7 +91,7 @@ _KINDS = [kind.name for kind in gguf.GGMLQuantizationType]
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_every_type_that_the_package_reads(kind: str, tmp_path: pathlib.Path) -> None:
-    """Whole and by parts, values are what the package makes of the same bytes; other types are refused by name."""
+    """For every type, values are those that the package computes from the bytes; other types are refused by name."""
     of = gguf.GGMLQuantizationType[kind]
     block, size = gguf.GGML_QUANT_SIZES[of]
     bytes_of_rows = np.random.default_rng(0).integers(0, 256, size=(6, 2 * 256 // block * size), dtype=np.uint8)
@@ -119,7 +119,7 @@ def test_every_type_that_the_package_reads(kind: str, tmp_path: pathlib.Path) ->
 
 
 def test_quantised_weights_are_those_of_the_package(tmp_path: pathlib.Path) -> None:
-    """Of a model in several types, kernels are the dequantised tensors, heads in our order."""
+    """In a model of several types, kernels are the dequantised tensors, with heads in our order."""
     config = _config()
     arrays = build_llama_arrays(config, 1)
     kinds = {"blk.0.attn_q.weight": "Q4_1", "blk.1.ffn_down.weight": "Q8_0", "token_embd.weight": "BF16"}
@@ -181,8 +181,8 @@ def _factors(factor: float) -> np.ndarray:
 def test_stretched_positions(
     fields: dict[str, Any], tensors: dict[str, Any], scaling: RopeScaling, positions: int, tmp_path: pathlib.Path
 ) -> None:
-    """Each kind is read from the metadata, and Llama 3.1's from the table of its factors."""
-    # A base at which the table's waves are of all three kinds.
+    """Each kind of scaling is read from the metadata, and Llama 3.1's from the table of its factors."""
+    # A base for which the table has waves of all three kinds.
     config = _config(rope_theta=500000.0)
     found = load_checkpoint(_write(tmp_path / "model.gguf", config, fields=fields, tensors=tensors)).config
     assert (found.rope_scaling, found.max_positions) == (scaling, positions)
@@ -207,7 +207,7 @@ def test_stretched_positions(
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
-    """Each is named, with the file."""
+    """Each unsupported feature is refused by name, with the file."""
     path = _write(tmp_path / "model.gguf", _config(), **changes)
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path)
@@ -230,7 +230,7 @@ def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: pathli
 def test_what_a_family_says_otherwise_is_refused(
     family: str, fields: dict[str, Any], message: str, tmp_path: pathlib.Path
 ) -> None:
-    """Each by its key: Olmo 3, Granite without positions and with experts, and what a file does not say."""
+    """Unsupported keys are refused: Olmo 3, Granite without positions or with experts, and missing fields."""
     architecture, changes = _FAMILIES[family]
     named = {f"{architecture}.{key}": value for key, value in fields.items()}
     with pytest.raises(CheckpointError) as caught:
@@ -258,7 +258,7 @@ def test_what_a_family_says_otherwise_is_refused(
 def test_gemma_3s_layers_are_of_two_kinds(
     fields: dict[str, Any], expected: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:
-    """Windows lie as the file says, or in five of six layers, and are turned by a base of their own."""
+    """Windows are in the layers that the file says, or in five of six, and have a base of their own."""
     architecture, changes = _FAMILIES["gemma3"]
     named = {f"{architecture}.{key}": value for key, value in fields.items()}
     path = _write(tmp_path / "model.gguf", _config(**changes), architecture=architecture, fields=named)
@@ -267,7 +267,7 @@ def test_gemma_3s_layers_are_of_two_kinds(
 
 @pytest.mark.parametrize(("family", "depth"), [("gemma2", 46), ("gemma3", 62)])
 def test_the_largest_gemmas_divide_queries_by_another_root(family: str, depth: int, tmp_path: pathlib.Path) -> None:
-    """That of the width by the number of heads, which no key says: llama.cpp goes by the depth, too."""
+    """The largest Gemmas divide queries by the root of width / heads, which no key says; the depth shows it."""
     architecture, changes = _FAMILIES[family]
     some = [index for index in range(depth) if (index + 1) % (2 if family == "gemma2" else 6)]
     sizes = {"num_decoder_layers": depth, "windowed_layers": tuple(some), "mlp_dim": 8, "emb_dim": 16, "num_heads": 2}
@@ -277,7 +277,7 @@ def test_the_largest_gemmas_divide_queries_by_another_root(family: str, depth: i
 
 
 def test_a_damaged_file_is_refused(tmp_path: pathlib.Path) -> None:
-    """So is one that is cut off."""
+    """A damaged file is refused, and one that is cut off."""
     path = _write(tmp_path / "model.gguf", _config())
     for content in (b"", b"GGUF", path.read_bytes()[:2000], b"x" * 4000):
         path.write_bytes(content)
@@ -303,7 +303,7 @@ def _letters() -> list[str]:
     ],
 )
 def test_byte_level_tokenizers(pre: str, text: str, pieces: list[str], tmp_path: pathlib.Path) -> None:
-    """Texts are cut as `tokenizer.ggml.pre` says, special tokens are found, and the template goes along."""
+    """Texts are split as `tokenizer.ggml.pre` says, special tokens are found, and the template is read."""
     pytest.importorskip("tokenizers")
     tokens = [*_letters(), "th", "the", "Ġthe", "12", "<s>", "</s>"]
     fields = {
@@ -333,7 +333,7 @@ def test_byte_level_tokenizers(pre: str, text: str, pieces: list[str], tmp_path:
 
 
 def test_tokenizers_of_pieces(tmp_path: pathlib.Path) -> None:
-    """Ids are SentencePiece's own for the same pieces and scores, with bytes for what it does not have."""
+    """Ids are SentencePiece's own for the same pieces and scores, with bytes for unknown characters."""
     pytest.importorskip("tokenizers")
     trained = train_vocabulary(
         tmp_path / "trained.model",
@@ -393,7 +393,7 @@ def test_tokenizers_of_pieces(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_tokenizers_that_are_refused(fields: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
-    """Each is named: what cuts texts in a way that nobody says here would make other ids."""
+    """An unknown splitting rule is refused by name, since it would give other ids."""
     path = _write(tmp_path / "model.gguf", _config(end_ids=(0,)), fields=fields)
     with pytest.raises(CheckpointError) as caught:
         write_gguf_tokenizer(path, tmp_path / "tokenizer")

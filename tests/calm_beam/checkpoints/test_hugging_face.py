@@ -1,4 +1,4 @@
-"""Hugging Face folders: those that transformers itself saved, with its logits, and every way of not being a T5."""
+"""Hugging Face folders: those that transformers saved, with its logits, and every way of not being a T5."""
 
 import dataclasses
 import json
@@ -43,12 +43,12 @@ def _save(folder: pathlib.Path, changes: Mapping[str, np.ndarray | None], config
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_logits_are_those_of_transformers(name: str) -> None:
-    """What transformers saved gives the logits that transformers computed for every layer, of every kind of T5."""
+    """For every kind of T5, every layer's logits are those that transformers computed."""
     with np.load(GOLDENS / name / "expected.npz") as expected:
         assert_gives(load_checkpoint(GOLDENS / name), expected["source"], expected["target"], expected["logits"])
 
 
-# Of the others, compiling the decoder would take most of this file's time.
+# For the others, compiling the decoder would take most of this file's time.
 @pytest.mark.parametrize("name", ["original", "t5_1_1", "umt5", "own_ends", "own_start", "start_by_bos"])
 def test_outputs_are_those_of_transformers(name: str) -> None:
     """The full model's greedy outputs are those that transformers generated."""
@@ -85,7 +85,7 @@ def test_names_and_turns(config: T5Config, tmp_path: pathlib.Path) -> None:
 
 
 def test_the_vocabulary_by_its_other_name(tmp_path: pathlib.Path) -> None:
-    """`spiece.model` is the vocabulary, `sentencepiece.model` comes before it; one in the folder above is ignored."""
+    """`spiece.model` is the vocabulary, `sentencepiece.model` precedes it; one in the folder above is ignored."""
     folder = _write(tmp_path / "model")
     (tmp_path / "spiece.model").write_bytes(b"x")
     assert load_checkpoint(folder).vocabulary_path is None
@@ -103,13 +103,13 @@ def test_the_vocabulary_by_its_other_name(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_what_a_config_leaves_out(config: T5Config, left_out: list[str], tmp_path: pathlib.Path) -> None:
-    """A field that is not there has the value that transformers gives it, such as the original T5's ReLU."""
+    """A missing field has the default of transformers, such as the original T5's ReLU."""
     folder = _write(tmp_path, config, **dict.fromkeys(left_out))
     assert load_checkpoint(folder).config == config
 
 
 def test_both_stacks_are_as_deep_by_default(tmp_path: pathlib.Path) -> None:
-    """Without `num_decoder_layers`, or null for it, the decoder is as deep as the encoder; other nulls do nothing."""
+    """Without `num_decoder_layers`, or with null, the decoder is as deep as the encoder; other nulls have no effect."""
     config = build_config(num_encoder_layers=2, num_decoder_layers=2)
     folder = _write(tmp_path, config, num_decoder_layers=None)
     assert load_checkpoint(folder).config == config
@@ -130,7 +130,7 @@ def test_both_stacks_are_as_deep_by_default(tmp_path: pathlib.Path) -> None:
     ids=str,
 )
 def test_other_words_for_the_same(fields: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """Configs that say the same in other words, or more that does not matter, are read."""
+    """Configs with other spellings of the same, or with irrelevant fields, are read."""
     assert load_checkpoint(_write(tmp_path, **fields)).config == _T5_1_1
 
 
@@ -147,7 +147,7 @@ def test_other_words_for_the_same(fields: dict[str, Any], tmp_path: pathlib.Path
     ids=str,
 )
 def test_other_activations(config: T5Config, fields: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """Gated SiLU, as UL2 has it, and the other activations that are computed here, gated or not."""
+    """Gated SiLU, as in UL2, and the other supported activations, gated or not, are read."""
     assert load_checkpoint(_write(tmp_path, config, **fields)).config == config
 
 
@@ -198,14 +198,14 @@ def test_other_models_are_refused(fields: dict[str, Any], message: str, tmp_path
 
 
 def test_the_distance_where_positions_end(tmp_path: pathlib.Path) -> None:
-    """The one size that no shape shows is read from the config, and changes the fingerprint."""
+    """The distance, the one size that no shape shows, is read from the config and changes the fingerprint."""
     checkpoint = load_checkpoint(_write(tmp_path / "a", relative_attention_max_distance=20))
     assert checkpoint.config.relative_max_distance == 20
     assert checkpoint.fingerprint() != load_checkpoint(_write(tmp_path / "b")).fingerprint()
 
 
 def test_copies_of_the_embedding(tmp_path: pathlib.Path) -> None:
-    """The embedding may be there under all its names, or under another alone; copies that differ are refused."""
+    """The embedding may be stored under all its names, or under another alone; copies that differ are refused."""
     embedding = build_arrays(_T5_1_1, 0)["token_embedder/embedding"]
     stacks = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     expected = load_checkpoint(_write(tmp_path / "plain")).fingerprint()
@@ -229,7 +229,7 @@ def test_copies_of_the_embedding(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_what_stands_before_all_names_is_said(prefix: str, words: str, tmp_path: pathlib.Path) -> None:
-    """torch.compile and wrappers of training put words before every name, which are named, with the way out."""
+    """Name prefixes of torch.compile and training wrappers are refused with the prefix and the way out."""
     tensors = hugging_face_tensors(_T5_1_1, build_arrays(_T5_1_1, 0))
     changes = {**dict.fromkeys(tensors), **{f"{prefix}{name}": tensor for name, tensor in tensors.items()}}
     with pytest.raises(CheckpointError, match=words):
@@ -259,7 +259,7 @@ def _load_with(folder: pathlib.Path, generation: dict[str, Any], **fields: Any) 
 def test_where_outputs_begin_and_end(
     generation: dict[str, Any], fields: dict[str, Any], start: int, ends: tuple[int, ...], tmp_path: pathlib.Path
 ) -> None:
-    """`generation_config.json` counts before `config.json`, is said, and is in fingerprint and converted model."""
+    """`generation_config.json` precedes `config.json`, is reported, and is in the fingerprint and converted model."""
     checkpoint = _load_with(tmp_path / "theirs", generation, **fields)
     assert (checkpoint.config.start_id, checkpoint.config.end_ids) == (start, ends)
     plain = load_checkpoint(_write(tmp_path / "plain"))
@@ -273,7 +273,7 @@ def test_where_outputs_begin_and_end(
 
 
 def test_t5x_cannot_hold_other_ends(tmp_path: pathlib.Path) -> None:
-    """T5X's layout has no word for them, so that a converted model would end elsewhere: it is refused."""
+    """A model with other start or end tokens is refused for T5X's layout, which cannot hold them."""
     checkpoint = _load_with(tmp_path / "theirs", {"eos_token_id": [1, 5], "decoder_start_token_id": 4})
     with pytest.raises(ValueError, match=r"cannot say that outputs begin with token 4 and end with 1 or 5: .*native"):
         write_t5x(tmp_path / "t5x", checkpoint.config, arrays=checkpoint.arrays, step=1, vocabulary_path=None)
@@ -304,14 +304,14 @@ def test_t5x_cannot_hold_other_ends(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_settings_that_do_not_count_are_said(generation: dict[str, Any], words: str, tmp_path: pathlib.Path) -> None:
-    """Every token here is the most likely one; a file that asks for another way is named, with what it asks for."""
+    """Decoding here is greedy; a file that asks for another method is named, with its settings."""
     stated = " ".join(_load_with(tmp_path, generation).stated)
     assert words in stated
     assert bool(stated) == bool(words)
 
 
 def test_the_vocabulary_that_transformers_reads(tmp_path: pathlib.Path) -> None:
-    """A folder with both has `tokenizer.json` read: tokens that were added to it are in no `spiece.model`."""
+    """With both files `tokenizer.json` is read, since tokens added to it are not in `spiece.model`."""
     folder = _write(tmp_path)
     (folder / "spiece.model").write_bytes(b"x")
     (folder / "tokenizer.json").write_bytes(b"{}")
@@ -319,7 +319,7 @@ def test_the_vocabulary_that_transformers_reads(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_tied_head_in_the_file(tmp_path: pathlib.Path) -> None:
-    """A tied head may be stored again; one that differs is refused, since transformers disagrees with itself on it."""
+    """A tied head may be stored; one that differs is refused, since versions of transformers treat it differently."""
     embedding = build_arrays(_ORIGINAL, 0)["token_embedder/embedding"]
     assert load_checkpoint(_save(tmp_path / "same", {"lm_head.weight": embedding}, _ORIGINAL)).config == _ORIGINAL
     with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from shared\.weight, but the config ties them"):
@@ -340,7 +340,7 @@ def test_a_head_that_is_missing(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_unused_table_of_old_files(tmp_path: pathlib.Path) -> None:
-    """The table of relative positions that converted T5s have in cross-attention is left out, as transformers does."""
+    """The relative positions that old files have in cross-attention are ignored, as transformers does."""
     unused = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": np.ones((32, 2), np.float32)}
     assert load_checkpoint(_save(tmp_path, unused)).config == _T5_1_1
 
@@ -360,7 +360,7 @@ def test_an_unused_table_of_old_files(tmp_path: pathlib.Path) -> None:
     ids=["unknown", "missing", "integers", "doubles", "shape"],
 )
 def test_other_tensors_are_refused(changes: dict[str, np.ndarray | None], message: str, tmp_path: pathlib.Path) -> None:
-    """Tensors that a T5 does not have, or has and are not there or of another kind, are refused by name."""
+    """Unknown, missing and misshapen tensors are refused by name."""
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(_save(tmp_path, changes))
 
@@ -395,7 +395,7 @@ def test_a_model_in_parts(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_missing_part_is_refused(tmp_path: pathlib.Path) -> None:
-    """A part that was not copied is refused by its name, and so is one that lacks a tensor."""
+    """A missing part is refused by its name, as is one that lacks a tensor."""
     index = _split(tmp_path)
     part = tmp_path / "model-00002-of-00002.safetensors"
     safetensors.numpy.save_file({"shared.weight": np.ones(2, np.float32)}, part)
@@ -408,14 +408,14 @@ def test_a_missing_part_is_refused(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "{"])
 def test_a_damaged_index_is_refused(content: str, tmp_path: pathlib.Path) -> None:
-    """An index that is none is refused by its name."""
+    """An invalid index is refused by name."""
     _split(tmp_path).write_text(content)
     with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: (expected|cannot be read as JSON)"):
         load_checkpoint(tmp_path)
 
 
 def test_pickled_weights_are_refused(tmp_path: pathlib.Path) -> None:
-    """A folder with weights in another format only is refused, with what to do."""
+    """A folder with weights only in another format is refused with what to do."""
     folder = _write(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"no model\.safetensors, nor .*pytorch_model\.bin, are not read: save"):
@@ -437,7 +437,7 @@ def _without_tables(config: T5Config) -> dict[str, np.ndarray]:
 
 
 def test_mt5_is_read_as_t5_1_1(tmp_path: pathlib.Path) -> None:
-    """It differs in its vocabulary alone, and in what is taken where sizes are left out."""
+    """MT5 differs from T5 1.1 only in its vocabulary, and in defaults of sizes."""
     t5 = load_checkpoint(_write(tmp_path / "t5"))
     mt5 = load_checkpoint(_write(tmp_path / "mt5", model_type="mt5", feed_forward_proj=None))
     assert mt5.config == t5.config
@@ -475,7 +475,7 @@ def test_umt5_has_tables_in_every_layer(tmp_path: pathlib.Path) -> None:
 def test_heads_that_versions_scale_differently_are_refused(
     model_type: str, fields: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:
-    """Whether states are scaled before a tied head depends on the version of transformers: nothing is guessed."""
+    """A tied head whose scale depends on the version of transformers is refused."""
     shown = fields["tie_word_embeddings"]
     with pytest.raises(CheckpointError, match=f"tie_word_embeddings is {shown}. What {model_type} computes"):
         load_checkpoint(_write(tmp_path, model_type=model_type, **fields))

@@ -32,7 +32,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_vocabulary_beside_the_steps(tmp_path: pathlib.Path) -> None:
-    """For T5X, a vocabulary beside the step folders is found, from the run's folder and from the step's."""
+    """T5X's vocabulary next to the step folders is found from the run's folder and from the step's."""
     step = write_t5x(tmp_path, _ARRAYS)
     beside = tmp_path / "sentencepiece.model"
     beside.write_bytes(b"x")
@@ -41,7 +41,7 @@ def test_the_vocabulary_beside_the_steps(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_vocabulary_inside_comes_first(tmp_path: pathlib.Path) -> None:
-    """A vocabulary in the step's own folder is preferred to the one beside it."""
+    """A vocabulary in the step's own folder is preferred to the one next to the steps."""
     step = write_t5x(tmp_path, _ARRAYS)
     for folder in (tmp_path, step):
         (folder / "sentencepiece.model").write_bytes(b"x")
@@ -49,7 +49,7 @@ def test_the_vocabulary_inside_comes_first(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_native_models_vocabulary_is_its_own(tmp_path: pathlib.Path) -> None:
-    """A native folder's vocabulary lies in it; one in the folder above belongs to something else."""
+    """A native folder's vocabulary is in it; one in the folder above is ignored."""
     above = tmp_path / "sentencepiece.model"
     above.write_bytes(b"x")
     folder = tmp_path / "model"
@@ -60,7 +60,7 @@ def test_a_native_models_vocabulary_is_its_own(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_model_is_found_before_it_is_read(tmp_path: pathlib.Path) -> None:
-    """Finding tells layout, folder and step of what would be read, and does not look at the weights."""
+    """Finding a model returns its layout, folder and step, without a look at the weights."""
     assert find_model(tmp_path) is None
     for step in (5, 40):
         (tmp_path / f"checkpoint_{step}").mkdir()

@@ -1,4 +1,4 @@
-"""Checkpoints that are no models: each ends with one error of ours, at once and in little memory."""
+"""Invalid checkpoints end with one of our errors, quickly and in little memory."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def _refused(folder: pathlib.Path, message: str) -> None:
 def test_configs_that_are_no_json(
     tmp_path: pathlib.Path, write: Callable[[pathlib.Path], pathlib.Path], content: str, message: str
 ) -> None:
-    """A config that is nested without end, repeats a key or is no JSON is refused by name."""
+    """A config that is nested without end, repeats a key or is not JSON is refused by name."""
     (write(tmp_path) / "config.json").write_text(content, errors="surrogateescape")
     _refused(tmp_path, message)
 
@@ -95,7 +95,7 @@ def test_configs_that_are_no_json(
     ],
 )  # fmt: skip
 def test_absurd_sizes_of_a_native_model(tmp_path: pathlib.Path, field: str, value: Any) -> None:
-    """Sizes that no model has, or of another type, are refused with the name of the file and of the size."""
+    """Impossible sizes, or sizes of another type, are refused with the names of file and size."""
     _change_json(_native(tmp_path) / "config.json", **{field: value})
     _refused(tmp_path, f"{re.escape(str(tmp_path))}.*(config.json.*)?{field}|expected a JSON object with .format")
 
@@ -112,7 +112,7 @@ def test_absurd_sizes_of_a_native_model(tmp_path: pathlib.Path, field: str, valu
     ],
 )  # fmt: skip
 def test_absurd_sizes_of_a_hugging_face_model(tmp_path: pathlib.Path, field: str, value: Any) -> None:
-    """The same for configs that transformers wrote."""
+    """The same holds for configs that transformers wrote."""
     _change_json(_hugging_face(tmp_path) / "config.json", **{field: value})
     _refused(tmp_path, re.escape(str(tmp_path)))
 
@@ -147,18 +147,18 @@ def test_absurd_sizes_of_a_hugging_face_model(tmp_path: pathlib.Path, field: str
 )
 @pytest.mark.parametrize("layout", ["native", "t5x"])
 def test_odd_shapes(tmp_path: pathlib.Path, layout: str, name: str, array: np.ndarray) -> None:
-    """An array of another rank, without values or dimensions, or of another type, is refused in every layout."""
+    """An array of another rank or type, or without values or dimensions, is refused in every layout."""
     arrays = {**_ARRAYS, name: np.asarray(array)}
     if layout == "native":
         safetensors.numpy.save_file(arrays, _native(tmp_path) / "model.safetensors")
     else:
-        # What is odd for zarr stands in the tree itself.
+        # The tree itself holds arrays that are odd for zarr.
         write_t5x(tmp_path, arrays, inline=[name])
     _refused(tmp_path, re.escape(str(tmp_path)))
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: pathlib.Path) -> None:
-    """Every array with NaN or infinities is named with how many it has; a model with one is no model."""
+    """Every array with NaN or infinities is named with their number, and the model is refused."""
     arrays = {name: array.copy() for name, array in _ARRAYS.items()}
     arrays[_EMBEDDING][3, :2] = np.nan
     arrays["decoder/decoder_norm/scale"][5] = -np.inf
@@ -194,14 +194,14 @@ def test_weights_that_are_not_finite_are_named(tmp_path: pathlib.Path) -> None:
     ids=str,
 )
 def test_what_zarr_claims(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
-    """Metadata that claim more than is stored, or nonsense, are refused before anything is allocated for them."""
+    """Metadata that claim more than is stored, or nonsense, are refused before allocation."""
     folder = _t5x(tmp_path) / "checkpoint_1000"
     _change_json(folder / "target.token_embedder.embedding" / ".zarray", **changes)
     _refused(tmp_path, "checkpoint_1000/checkpoint: cannot read its arrays: ")
 
 
 def test_metadata_that_would_end_the_process(tmp_path: pathlib.Path) -> None:
-    """Metadata nested without end, repeated, no file or a pipe are refused before TensorStore reads them."""
+    """Metadata that are nested without end, repeated, no file or a pipe are refused before TensorStore reads them."""
     path = _t5x(tmp_path) / "checkpoint_1000" / "target.token_embedder.embedding" / ".zarray"
     text = path.read_text()
     for content, message in (
@@ -252,13 +252,13 @@ def _nested_msgpack(depth: int) -> bytes:
     ids=["deep", "deep enough", "deep target", "long list", "long bytes", "none", "number"],
 )
 def test_what_msgpack_says(tmp_path: pathlib.Path, content: bytes) -> None:
-    """Msgpack nested without end, or with lengths that it has not, is refused."""
+    """Msgpack that is nested without end, or claims more bytes than it has, is refused."""
     (_t5x(tmp_path) / "checkpoint_1000" / "checkpoint").write_bytes(content)
     _refused(tmp_path, "checkpoint_1000")
 
 
 def test_what_safetensors_claims(tmp_path: pathlib.Path) -> None:
-    """A header of any length, with any shape, is believed only as far as the file goes."""
+    """A header's lengths and shapes are checked against the size of the file."""
     path = _native(tmp_path) / "model.safetensors"
     header = {"x": {"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 4 * 10**18]}}
     for content in (
@@ -283,14 +283,14 @@ def test_what_safetensors_claims(tmp_path: pathlib.Path) -> None:
     ids=["nested", "repeated", "empty", "list", "device", "folder", "nul", "number"],
 )  # fmt: skip
 def test_what_an_index_says(tmp_path: pathlib.Path, index: str) -> None:
-    """An index of parts is read strictly, and parts are regular files."""
+    """An index of parts is read strictly, and parts must be regular files."""
     (_hugging_face(tmp_path) / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text(index)
     _refused(tmp_path, re.escape(str(tmp_path)))
 
 
 def test_paths_that_lead_nowhere(tmp_path: pathlib.Path) -> None:
-    """A link to itself, a name that is too long, or one with a NUL is refused in words."""
+    """A link to itself, a name that is too long, and one with a NUL are refused with clear messages."""
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     for path in (loop, tmp_path / ("x" * 5000), f"{tmp_path}/a\0b", loop / "model"):
@@ -303,21 +303,21 @@ def test_paths_that_lead_nowhere(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("path", ["google/t5-v1_1-small", "https://huggingface.co/google/t5-v1_1-small"])
 def test_a_name_on_the_hub(path: str) -> None:
-    """A name on the Hub that is given as a path is answered with the command that fetches it."""
+    """A name on the Hub given as a path is answered with the command that downloads it."""
     command = "hf download google/t5-v1_1-small --local-dir t5-v1_1-small"
     with pytest.raises(CheckpointError, match=f"{path}: no such directory.*{command}"):
         load_checkpoint(path)
 
 
 def test_a_huge_text_file(tmp_path: pathlib.Path) -> None:
-    """A config of five gigabytes, of which nothing is stored, is refused without being read."""
+    """A sparse config of five gigabytes is refused without being read."""
     with (_native(tmp_path) / "config.json").open("r+b") as file:
         file.truncate(5 << 30)
     _refused(tmp_path, "config.json: is larger than 64 MiB")
 
 
 def test_arrays_larger_than_memory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of which one array does not fit into memory is refused with how much that needs, in every layout."""
+    """A model with an array larger than memory is refused with the needed size, in every layout."""
     folders = [write(tmp_path / write.__name__) for write in (_native, _hugging_face, _t5x)]
     monkeypatch.setattr("calm_beam.checkpoints.metadata.available_bytes", lambda: 4_000)
     message = r"as float32, .* of shape .* GiB of memory, of which .* GiB are free|is larger than"
@@ -325,7 +325,7 @@ def test_arrays_larger_than_memory(tmp_path: pathlib.Path, monkeypatch: pytest.M
         _refused(folder, message)
 
 
-# Fuzzing: what is mutated is small, so that hundreds of cases take seconds.
+# Mutated files are small, so that hundreds of cases take seconds.
 
 _CASES = 120
 
@@ -345,7 +345,7 @@ _WRITERS = {"native": _native, "hugging_face": _hugging_face, "t5x": _t5x, "orba
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", _WRITERS)
 def test_mutated_checkpoints(tmp_path: pathlib.Path, layout: str) -> None:
-    """A checkpoint with bytes flipped, cut or added, or values replaced, is a model still or refused in our words."""
+    """A checkpoint with bytes flipped, cut or added, or values replaced, is read or refused with our message."""
     whole = _WRITERS[layout](tmp_path / "whole")
     (whole / "config.gin").write_text("network.T5Config.mlp_activations = ('gelu', 'linear')\n")
     generator = random.Random(f"checkpoints {layout}")
@@ -354,7 +354,7 @@ def test_mutated_checkpoints(tmp_path: pathlib.Path, layout: str) -> None:
         copy = tmp_path / "copy"
         shutil.copytree(whole, copy)
         files = sorted(path for path in copy.rglob("*") if path.is_file())
-        # Small files are what is interpreted; of arrays there are many.
+        # Small files are parsed; there are many arrays.
         chosen = [path for path in files if path.name in _INTERPRETED] if generator.random() < 0.7 else files
         path = generator.choice(chosen)
         path.write_bytes(_mutated(path.read_bytes(), generator))
@@ -380,7 +380,7 @@ _INTERPRETED = (
 
 @pytest.mark.slow
 def test_mutated_vocabularies(tmp_path: pathlib.Path) -> None:
-    """The same for a SentencePiece model and the tokenizer's file beside it."""
+    """The same holds for a SentencePiece model and the tokenizer's file next to it."""
     whole = train_vocabulary(tmp_path / "whole.model").read_bytes()
     generator = random.Random("vocabularies")
     path, beside = tmp_path / "sentencepiece.model", tmp_path / "tokenizer_config.json"
@@ -401,7 +401,7 @@ _REPLACEMENTS = (b"1e9", b"1000000000", b"-1", b"0", b"null", b"[]", b"{}", b'"x
 
 
 def _mutated(content: bytes, generator: random.Random) -> bytes:
-    """Returns what a damaged disk, or somebody who tries, makes of a file."""
+    """Returns a file as a damaged disk or an attacker would leave it."""
     kind = generator.randrange(5)
     if kind == 0:
         return content[: generator.randrange(len(content) + 1)]

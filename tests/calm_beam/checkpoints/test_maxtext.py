@@ -1,4 +1,4 @@
-"""MaxText's trees: read stacked and apart, and computing what MaxText computes with them."""
+"""MaxText's trees, stacked and separate, give MaxText's computations."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ _CONFIG: dict[str, Any] = {
 
 
 def _layers(seed: int, *, bias: bool) -> dict[str, np.ndarray]:
-    """Returns arrays of all layers by the names in a layer, layers on the first axis."""
+    """Returns arrays of all layers by their names in a layer, layers on the first axis."""
     generator = np.random.default_rng(seed)
     shapes: dict[str, tuple[int, ...]] = {
         "pre_self_attention_layer_norm/scale": (_WIDTH,),
@@ -76,14 +76,14 @@ def _write(
 
 
 def _turn_neighbours(values: np.ndarray, position: int) -> np.ndarray:
-    """Returns heads, (heads, head_dim), with each even value and the next as a complex number, turned."""
+    """Returns heads, (heads, head_dim), with each pair of neighbours rotated as a complex number."""
     frequencies = 10_000.0 ** (-np.arange(0, _HEAD_DIM, 2) / _HEAD_DIM)
     turned = (values[:, ::2] + 1j * values[:, 1::2]) * np.exp(1j * position * frequencies)
     return np.stack([turned.real, turned.imag], -1).reshape(values.shape)
 
 
 def _turn_halves(values: np.ndarray, position: int) -> np.ndarray:
-    """Returns heads with each value of the first half and its like in the second as a complex number, turned."""
+    """Returns heads with each value of the first half and its partner in the second rotated as a complex number."""
     frequencies = 10_000.0 ** (-np.arange(0, _HEAD_DIM, 2) / _HEAD_DIM)
     half = _HEAD_DIM // 2
     turned = (values[:, :half] + 1j * values[:, half:]) * np.exp(1j * position * frequencies)
@@ -104,7 +104,7 @@ def _turn_halves(values: np.ndarray, position: int) -> np.ndarray:
 def test_attention_is_maxtexts(
     changes: dict[str, Any], neighbours: bool, holds_factor: bool, stacked: bool, tmp_path: pathlib.Path
 ) -> None:
-    """Logits of attention are those of MaxText's rule for its own kernels, which never divides where they do."""
+    """Attention logits are those of MaxText's rule for its own kernels, which never divides where they do."""
     layers = _layers(0, bias=changes.get("decoder_block") == "qwen2")
     checkpoint = load_checkpoint(_write(tmp_path, layers, stacked=stacked, **changes))
     config, arrays = checkpoint.config, checkpoint.arrays
@@ -162,7 +162,7 @@ def test_what_the_config_says_is_read(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_other_models_are_refused(changes: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
-    """Whatever would be computed in another way is refused, and what no array shows is not guessed."""
+    """Unsupported computations are refused, and facts that no array shows are not guessed."""
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(_write(tmp_path, _layers(0, bias=False), **changes))
 
@@ -175,7 +175,7 @@ def test_other_models_are_refused(changes: dict[str, Any], message: str, tmp_pat
     ],
 )
 def test_files_that_are_missing_are_named(name: str, message: str, tmp_path: pathlib.Path) -> None:
-    """The message says what the file is, and where it is looked for."""
+    """A missing file is named with its content and the place where it is expected."""
     steps = _write(tmp_path, _layers(0, bias=False))
     (tmp_path / name).unlink()
     with pytest.raises(CheckpointError, match=message):

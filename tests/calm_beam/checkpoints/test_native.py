@@ -18,7 +18,7 @@ _ARRAYS = build_arrays(_CONFIG, 0)
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Gives a native model folder; its vocabulary file is a stand-in, which no checkpoint reader opens."""
+    """Gives a native model folder with a fake vocabulary file, which no checkpoint reader opens."""
     return _write(tmp_path / "model")
 
 
@@ -60,7 +60,7 @@ def test_float16_rounds_and_halves(folder: pathlib.Path, tmp_path: pathlib.Path)
 
 
 def test_one_model_has_one_fingerprint(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Both layouts give one fingerprint; weights that float16 holds exactly have it in float16 as well."""
+    """Both layouts give one fingerprint; so do weights that float16 holds exactly, in float16."""
     write_t5x(tmp_path / "t5x", _ARRAYS)
     assert load_checkpoint(folder).fingerprint() == load_checkpoint(tmp_path / "t5x").fingerprint()
     assert load_checkpoint(folder).fingerprint() == fingerprint(_ARRAYS)
@@ -93,7 +93,7 @@ def test_bfloat16_is_not_written(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_failed_write_leaves_no_config(tmp_path: pathlib.Path) -> None:
-    """The config comes last: a folder that was not written whole is no model."""
+    """The config is written last, so an incomplete folder is not a model."""
     with pytest.raises(FileNotFoundError):
         write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=tmp_path / "nowhere.model")
     assert list((tmp_path / "model").iterdir()) == []
@@ -111,7 +111,7 @@ def test_a_config_that_is_no_json_is_refused(folder: pathlib.Path, content: str)
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"format": "calm-beam/model/v2"}', '{"type": "t5"}'])
 def test_a_config_of_another_format_is_refused(folder: pathlib.Path, content: str) -> None:
-    """A config of another version, or of another program, is refused with the format expected."""
+    """A config of another version or program is refused with the expected format."""
     (folder / "config.json").write_text(content)
     with pytest.raises(
         CheckpointError, match=r'config\.json: expected a JSON object with "format": "calm-beam/model/v1'
@@ -120,7 +120,7 @@ def test_a_config_of_another_format_is_refused(folder: pathlib.Path, content: st
 
 
 def test_unknown_and_missing_keys_are_refused(folder: pathlib.Path) -> None:
-    """Keys that the config does not know are named; so are those that it lacks."""
+    """Unknown and missing keys of the config are named."""
     path = folder / "config.json"
     fields = json.loads(path.read_text())
     fields["num_head"] = fields.pop("num_heads")
@@ -135,7 +135,7 @@ def test_unknown_and_missing_keys_are_refused(folder: pathlib.Path) -> None:
     "changes", [{"emb_dim": 0}, {"emb_dim": "16"}, {"emb_dim": None}, {"tied_head": "no"}, {"num_heads": 4}], ids=str
 )
 def test_sizes_that_do_not_fit_are_refused(folder: pathlib.Path, changes: dict[str, Any]) -> None:
-    """A size that is out of range, of the wrong type or not the weights' is a damaged checkpoint, refused by file."""
+    """A size that is out of range, of the wrong type or not the weights' is refused with the file's name."""
     _change_config(folder, **changes)
     with pytest.raises(CheckpointError, match=r"model.*config"):
         load_checkpoint(folder)
@@ -185,7 +185,7 @@ def test_weights_beyond_float16_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_without_a_vocabulary(folder: pathlib.Path) -> None:
-    """A model without a vocabulary leaves none in its folder: one from before would be taken for its own."""
+    """Without a vocabulary none is left in the folder, where an old one would be taken for the model's."""
     write_native(folder, _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
     assert load_checkpoint(folder).vocabulary_path is None
     assert {child.name for child in folder.iterdir()} == {"config.json", "model.safetensors"}

@@ -1,4 +1,4 @@
-"""Folders that Orbax itself wrote, of every kind that training programs leave behind."""
+"""Folders that Orbax wrote, of every kind that training programs produce."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ def _tree(arrays: FloatArrays = _ARRAYS) -> Tree:
 
 
 def _state(arrays: FloatArrays = _ARRAYS) -> Tree:
-    """Returns what T5X saves: the weights, and an optimizer's state that must not be taken for them."""
+    """Returns T5X's saved state: the weights, and an optimizer's state that must not be taken for them."""
     return {"target": _tree(arrays), "state": {"step": np.int32(7), "param_states": _tree(build_arrays(_CONFIG, 9))}}
 
 
@@ -44,7 +44,7 @@ def _as_early_versions(item: pathlib.Path, tree: Tree, *, inline: tuple[str, ...
 
     Args:
       item: The folder.
-      tree: What was saved there.
+      tree: The saved tree.
       inline: Names of arrays to put into the msgpack file itself, as T5X does with the step.
     """
     for name in ("_METADATA", "_CHECKPOINT_METADATA"):
@@ -85,7 +85,7 @@ def test_what_orbax_wrote(tree: Tree, use_ocdbt: bool, tmp_path: pathlib.Path) -
 
 
 def test_the_optimizers_state_is_not_read(tmp_path: pathlib.Path) -> None:
-    """The weights are read also where the optimizer's state was not copied."""
+    """The weights are read without the optimizer's state."""
     folder = _save(tmp_path / "checkpoint_7", _state(), use_ocdbt=False)
     for part in folder.glob("state.*"):
         shutil.rmtree(part)
@@ -129,7 +129,7 @@ def _manage(folder: pathlib.Path, *, prefix: str | None, item: str | None) -> No
 @pytest.mark.parametrize("prefix", ["checkpoint", None])
 @pytest.mark.parametrize("item", ["state", "params", None])
 def test_as_a_checkpoint_manager_writes_it(item: str | None, prefix: str | None, tmp_path: pathlib.Path) -> None:
-    """Of a manager's steps, named with or without a prefix, the latest is read, whatever its item is called."""
+    """A manager's latest step is read, named with or without a prefix, whatever its item is called."""
     _manage(tmp_path, prefix=prefix, item=item)
     checkpoint = load_checkpoint(tmp_path)
     _assert_holds(checkpoint)
@@ -139,7 +139,7 @@ def test_as_a_checkpoint_manager_writes_it(item: str | None, prefix: str | None,
 
 
 def test_steps_of_both_layouts(tmp_path: pathlib.Path) -> None:
-    """Of a run that changed from T5X's own layout to Orbax, or back, the latest step is read."""
+    """The latest step is read from a run that changed from T5X's own layout to Orbax, or back."""
     write_t5x(tmp_path, build_arrays(_CONFIG, 1), step=30)
     _save(tmp_path / "checkpoint_7" / "state", _state(), use_ocdbt=True)
     assert load_checkpoint(tmp_path).layout == "t5x"
@@ -148,7 +148,7 @@ def test_steps_of_both_layouts(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_vocabulary_beside_the_steps(tmp_path: pathlib.Path) -> None:
-    """A vocabulary beside the steps is found, and one in the step's folder comes first."""
+    """A vocabulary next to the steps is found, and one in the step's folder comes first."""
     folder = tmp_path / "checkpoint_7"
     _save(folder / "state", _state(), use_ocdbt=True)
     for place in (tmp_path, folder):
@@ -199,7 +199,7 @@ def _cut(path: pathlib.Path) -> None:
 def test_damaged_folders_are_refused(
     use_ocdbt: bool, damage: Callable[[pathlib.Path], object], message: str, tmp_path: pathlib.Path
 ) -> None:
-    """Whatever is missing or broken is refused by the name of the folder, file or array."""
+    """A missing or broken part is refused by the name of the folder, file or array."""
     damage(_save(tmp_path / "checkpoint_7", _state(), use_ocdbt=use_ocdbt))
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(tmp_path)
@@ -215,7 +215,7 @@ def test_a_damaged_msgpack_file_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_unfinished_steps_are_passed_over(tmp_path: pathlib.Path) -> None:
-    """A step that was still being written when its program died is not read."""
+    """A step that was still being written when its program died is skipped."""
     _save(tmp_path / "checkpoint_7", _state(), use_ocdbt=True)
     shutil.copytree(tmp_path / "checkpoint_7", tmp_path / "checkpoint_8.orbax-checkpoint-tmp-0")
     (tmp_path / "checkpoint_9").mkdir()
@@ -223,7 +223,7 @@ def test_unfinished_steps_are_passed_over(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_metadata_names_every_array(tmp_path: pathlib.Path) -> None:
-    """An array that the tree lacks is missing, though it is stored: the tree is what counts."""
+    """An array that the tree lacks is missing, even if it is stored."""
     folder = _save(tmp_path / "checkpoint_7", _state(), use_ocdbt=True)
     metadata = json.loads((folder / "_METADATA").read_text())
     key = str(("target", *_KERNEL.split("/")))

@@ -29,7 +29,7 @@ def _assert_generates_the_same(found: Checkpoint, expected: Checkpoint) -> None:
 
 
 def _through_native_to_t5x(checkpoint: Checkpoint, folder: pathlib.Path) -> Checkpoint:
-    """Writes a model in the native layout, reads that, writes it in T5X's, and returns what is read there."""
+    """Writes a model in the native layout, reads it, writes it in T5X's, and returns the model read from there."""
     vocabulary = train_vocabulary(folder / "trained.model", size=30)
     write_native(folder / "native", checkpoint.config, arrays=checkpoint.arrays, vocabulary_path=vocabulary)
     native = load_checkpoint(folder / "native")
@@ -66,7 +66,7 @@ def test_from_t5x(tmp_path: pathlib.Path) -> None:
     "exits", [{"exit_classifier": 1}, {"exit_classifier": 2}, {"exit_norms": True, "exit_heads": True}]
 )
 def test_what_exits_have_goes_along(exits: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """A model with an exit classifier, or with norms and heads of its exits, comes back with it from both layouts."""
+    """A model with an exit classifier, or with exit norms and heads, comes back with these from both layouts."""
     config = build_config(num_encoder_layers=1, num_decoder_layers=3, **exits)
     write_t5x_independently(tmp_path, build_arrays(config, 0))
     first = load_checkpoint(tmp_path)

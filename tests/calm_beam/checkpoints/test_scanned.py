@@ -27,7 +27,7 @@ _ARRAYS = build_arrays(_CONFIG, 0)
 def _scan(
     config: T5Config, *, axis: int = 1, heads_apart: bool = False, library: str = "flaxformer"
 ) -> dict[str, np.ndarray]:
-    """Returns the weights of `build_arrays` as a model that scans has them: stacked, with a table in each layer."""
+    """Returns the weights of `build_arrays` as a scanning model has them: stacked, with a table in each layer."""
     arrays = build_arrays(config, 0)
     stacked = {}
     for stack, depth in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
@@ -56,7 +56,7 @@ def _assert_equal(found: Arrays, expected: Arrays) -> None:
 @pytest.mark.parametrize("heads_apart", [False, True])
 @pytest.mark.parametrize("gated_mlp", [False, True])
 def test_layers_come_apart(gated_mlp: bool, heads_apart: bool, library: str) -> None:
-    """A scanned tree of either library gives the arrays of the layers, heads joined or not, gated or not."""
+    """A scanned tree of either library gives the layers' arrays, with heads joined or not, gated or not."""
     config = build_config(num_encoder_layers=2, num_decoder_layers=3, gated_mlp=gated_mlp)
     _assert_equal(unstack_layers(_scan(config, heads_apart=heads_apart, library=library)), build_arrays(config, 0))
 
@@ -64,7 +64,7 @@ def test_layers_come_apart(gated_mlp: bool, heads_apart: bool, library: str) -> 
 @hypothesis.given(depths=st.tuples(st.integers(1, 12), st.integers(1, 12)))
 @hypothesis.settings(max_examples=20, deadline=None)
 def test_any_number_of_layers(depths: tuple[int, int]) -> None:
-    """Layers keep their order at any depth; from ten on, names no longer sort as numbers do."""
+    """Layers keep their order at any depth, also from ten on, where names no longer sort as numbers do."""
     config = build_config(num_encoder_layers=depths[0], num_decoder_layers=depths[1])
     _assert_equal(unstack_layers(_scan(config)), build_arrays(config, 0))
 
@@ -88,7 +88,7 @@ def test_a_scanned_t5x_checkpoint(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("heads_apart", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_layers_that_are_stored_apart_are_read_apart(axis: int, heads_apart: bool) -> None:
-    """Where each layer is a chunk, kernels stay unread; where layers are stored together, they are read once."""
+    """If each layer is a chunk, kernels are read on demand; if layers are stored together, they are read once."""
     reads: collections.Counter[str] = collections.Counter()
 
     def stored(name: str, values: np.ndarray, chunk: tuple[int, ...]) -> StoredArray:
@@ -114,7 +114,7 @@ def test_layers_that_are_stored_apart_are_read_apart(axis: int, heads_apart: boo
 
 
 def test_layers_that_are_stored_together_have_to_fit(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has to be held while it is read is refused if it does not fit."""
+    """Layers stored together are refused if they do not fit into memory."""
     folder = write_t5x(tmp_path, _scan(_CONFIG))
     arrays = read_t5x(folder, keeps=lambda name: True)
     monkeypatch.setattr("calm_beam.checkpoints.metadata.available_bytes", lambda: 1000)
@@ -132,7 +132,7 @@ def test_a_table_in_every_layer(table: str) -> None:
 
 
 def test_tables_that_differ_stay(tmp_path: pathlib.Path) -> None:
-    """Where layers of one stack have tables of their own, those of the other, equal or shared, become the layers'."""
+    """If one stack has tables of its own in each layer, those of the other, equal or shared, become the layers'."""
     arrays = _scan(_CONFIG)
     arrays["decoder/decoder/relpos_bias/rel_embedding"][0, 2, 5] += 1
     expected = dict(_ARRAYS)
@@ -150,7 +150,7 @@ def test_tables_that_differ_stay(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("scan_axis", [None, 0, 1])
 def test_what_scalable_t5_computes(tmp_path: pathlib.Path, scan_axis: int | None) -> None:
-    """T5X's own network, with weights of ours, has our logits, however its layers are stacked."""
+    """T5X's own network with our weights has our logits, however its layers are stacked."""
     goldens = np.load(pathlib.Path(__file__).parent / "scalable_t5_goldens.npz")
     write_t5x(tmp_path, scalable_tree(SCALABLE, ARRAYS, scan_axis=scan_axis))
     (tmp_path / "config.gin").write_text(f"network.T5Config.mlp_activations = {MLP_ACTIVATIONS}\n")
@@ -161,7 +161,7 @@ def test_what_scalable_t5_computes(tmp_path: pathlib.Path, scan_axis: int | None
 
 
 def test_scalable_t5_restores_what_is_written(tmp_path: pathlib.Path) -> None:
-    """A model whose layers have tables of their own is written as that network has it without scanning."""
+    """A model whose layers have their own tables is written as that network has it without scanning."""
     folder = write_step(tmp_path, SCALABLE, arrays=ARRAYS, step=3, vocabulary_path=None)
     places = {
         name: {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder / f'target.{name}'}/"}}
@@ -178,7 +178,7 @@ def test_scalable_t5_restores_what_is_written(tmp_path: pathlib.Path) -> None:
 
 
 def test_tables_of_both_kinds_are_refused(tmp_path: pathlib.Path) -> None:
-    """A tree with a stack's table and a layer's is refused by name: which one counts is unknown."""
+    """A tree with a stack's table and a layer's is refused by name, since either could apply."""
     shared = _ARRAYS["decoder/relpos_bias/rel_embedding"]
     write_t5x(tmp_path, {**_ARRAYS, "decoder/layers_0/relpos_bias/rel_embedding": shared})
     with pytest.raises(CheckpointError, match="unknown decoder/layers_0/relpos_bias/rel_embedding"):
@@ -188,19 +188,19 @@ def test_tables_of_both_kinds_are_refused(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("library", ["flaxformer", "t5x"])
 @pytest.mark.parametrize("heads_apart", [False, True])
 def test_layers_on_axis_0(heads_apart: bool, library: str) -> None:
-    """Layers stacked first come apart as well: shapes tell which axis it is."""
+    """Layers stacked first are separated as well, since shapes show the axis."""
     _assert_equal(unstack_layers(_scan(_CONFIG, axis=0, heads_apart=heads_apart, library=library)), _ARRAYS)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_as_many_layers_as_columns(axis: int) -> None:
-    """Where the model is as wide as deep, norms do not tell the axis; the other arrays do."""
+    """If width and depth are equal, norms do not show the axis, but the other arrays do."""
     config = build_config(num_encoder_layers=2, num_decoder_layers=16)
     _assert_equal(unstack_layers(_scan(config, axis=axis)), build_arrays(config, 0))
 
 
 def test_an_axis_that_nothing_tells_is_refused() -> None:
-    """Where every size is the depth, no shape tells the axis, and none is guessed."""
+    """If every size equals the depth, no shape shows the axis, and the tree is refused."""
     config = build_config(
         emb_dim=4, num_heads=4, head_dim=1, mlp_dim=4, relative_buckets=4, num_encoder_layers=4, num_decoder_layers=4
     )
@@ -226,7 +226,7 @@ def test_another_axis_is_refused() -> None:
 
 
 def test_absurdly_many_layers_are_refused() -> None:
-    """An array that claims a million layers is refused before names are made of them."""
+    """An array that claims a million layers is refused before names are made for them."""
     with pytest.raises(ValueError, match="at most 1000"):
         unstack_layers({**_scan(_CONFIG), "decoder/decoder/pre_mlp_layer_norm/scale": np.ones((16, 1_000_000), "f4")})
 
@@ -241,7 +241,7 @@ def test_absurdly_many_layers_are_refused() -> None:
     ids=["depth", "flat", "norm"],
 )
 def test_stacks_that_do_not_agree_are_refused(name: str, array: np.ndarray | None) -> None:
-    """An array with another number of layers than the norms, or without them, is refused, and so are missing norms."""
+    """Arrays that disagree with the norms on the number of layers are refused, as are missing norms."""
     arrays = _scan(_CONFIG)
     if array is None:
         del arrays[name]

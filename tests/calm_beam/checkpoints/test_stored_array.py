@@ -50,7 +50,7 @@ _WRITERS = (_native, _hugging_face, _t5x)
 
 @pytest.mark.parametrize("write", _WRITERS)
 def test_parts_are_those_of_the_whole(tmp_path: pathlib.Path, write: Callable[[pathlib.Path], pathlib.Path]) -> None:
-    """Of every array of every layout, halves along each axis are the halves of what was written, and float32."""
+    """In every layout, halves along each axis of every array are the halves of the written one, in float32."""
     arrays = load_checkpoint(write(tmp_path / "model")).arrays
     assert arrays.keys() == _ARRAYS.keys()
     for name, array in arrays.items():
@@ -61,7 +61,7 @@ def test_parts_are_those_of_the_whole(tmp_path: pathlib.Path, write: Callable[[p
 
 
 def test_nothing_is_read_before_it_is_asked_for(tmp_path: pathlib.Path) -> None:
-    """A read makes a new array each time, so that whoever drops it holds nothing."""
+    """Each read makes a new array, so that a caller that drops it holds nothing."""
     arrays = load_checkpoint(_native(tmp_path)).arrays
     array = arrays[_EMBEDDING]
     assert isinstance(array, StoredArray)
@@ -72,7 +72,7 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_what_is_stored_in_half_is_read_as_float32(tmp_path: pathlib.Path, dtype: type) -> None:
-    """The stored type is known, and every value is read exactly."""
+    """The stored type is known, and every value is read exactly as float32."""
     _native(tmp_path)
     halves: dict[str, np.ndarray] = {name: array.astype(dtype) for name, array in _ARRAYS.items()}
     safetensors.numpy.save_file(halves, tmp_path / "model.safetensors")
@@ -83,7 +83,7 @@ def test_what_is_stored_in_half_is_read_as_float32(tmp_path: pathlib.Path, dtype
 
 
 def test_views_are_views_of_the_whole() -> None:
-    """Transposed, at an index of an axis, or with two axes as one: a part is the part of what numpy makes."""
+    """Parts of transposed, indexed and merged views equal numpy's."""
     stored = _stored(_VALUES)
     part = slice(1, 3), slice(2, 5)
     np.testing.assert_array_equal(stored.T[part], _VALUES.T[part])
@@ -97,14 +97,14 @@ def test_views_are_views_of_the_whole() -> None:
 
 @pytest.mark.parametrize(("axis", "parts", "divides"), [(0, 2, True), (0, 4, False), (1, 3, True), (2, 5, False)])
 def test_parts_that_would_be_read_twice_are_known(axis: int, parts: int, divides: bool) -> None:
-    """Parts divide an array if their borders are borders of what is stored together; of views too."""
+    """Parts divide an array if their borders are borders of stored chunks, also for views."""
     stored = _stored(_VALUES, chunk=(2, 1, 10))
     assert stored.divides(axis, parts) == divides
     assert stored.T.divides(2 - axis, parts) == divides
 
 
 def test_pieces_are_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces follow each other in C order, are of bounded size, and hold whole chunks; a digest does not see them."""
+    """Pieces follow each other in C order, have bounded size and hold whole chunks; no digest depends on them."""
     monkeypatch.setattr(stored_array, "_PIECE_BYTES", 600)
     for chunk, rows in ((None, [2, 2]), ((3, 1, 1), [3, 1])):
         found = list(pieces(_stored(_VALUES, chunk=chunk)))
@@ -118,7 +118,7 @@ def test_pieces_are_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_equality_is_that_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays are equal by values and shape, whether stored or not; NaN equals nothing."""
+    """Arrays are equal by values and shape, stored or not; NaN equals nothing."""
     monkeypatch.setattr(stored_array, "_PIECE_BYTES", 600)
     other = _VALUES.copy()
     other[3, 5, 9] += 1
@@ -141,7 +141,7 @@ def test_equality_is_that_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_changes_is_refused(
     tmp_path: pathlib.Path, write: Callable[[pathlib.Path], pathlib.Path], file: str
 ) -> None:
-    """Once a file of the weights has changed or gone, neither fingerprint nor weights are given out."""
+    """If a file of the weights has changed or gone, fingerprint and weights raise an error."""
     folder = write(tmp_path / "model")
     checkpoint, path = load_checkpoint(folder), folder / file
     assert checkpoint.fingerprint() == fingerprint(_ARRAYS)
@@ -155,7 +155,7 @@ def test_a_model_that_changes_is_refused(
 
 
 def test_a_chunk_that_is_lost_later_is_an_error_of_ours(tmp_path: pathlib.Path) -> None:
-    """What cannot be read any more is said with the name of the checkpoint."""
+    """Data that can no longer be read are an error with the name of the checkpoint."""
     folder = _t5x(tmp_path)
     array = load_checkpoint(folder).arrays[_EMBEDDING]
     (folder / "target.token_embedder.embedding" / "0.0").unlink()
@@ -164,14 +164,14 @@ def test_a_chunk_that_is_lost_later_is_an_error_of_ours(tmp_path: pathlib.Path) 
 
 
 def test_a_loaded_model_is_hashed_already(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reading that looks for values that are not finite gives the fingerprint, too."""
+    """Reading for non-finite values also gives the fingerprint."""
     checkpoint = load_checkpoint(_native(tmp_path))
     monkeypatch.setattr(StoredArray, "__getitem__", None)
     assert checkpoint.fingerprint() == fingerprint(_ARRAYS)
 
 
 def test_digests_go_where_the_values_go(tmp_path: pathlib.Path) -> None:
-    """Arrays that were moved keep what is known of them, and no file; arrays made of them keep their files alone."""
+    """Copied arrays keep their digest, without a file; derived arrays keep their files only."""
     path = tmp_path / "file"
     path.write_bytes(b"1")
     stored = StoredArrays({"a": _stored(_VALUES)}, [FileStamp.of(path)])

@@ -1,4 +1,4 @@
-"""T5X's layout: read as written independently of the reader, and written as T5X itself does it."""
+"""T5X's layout: read as written independently of the reader, and written as T5X does."""
 
 import dataclasses
 import hashlib
@@ -32,7 +32,7 @@ def _assert_holds(checkpoint: Checkpoint, arrays: FloatArrays) -> None:
 
 
 def test_what_is_read_is_what_was_written(tmp_path: pathlib.Path) -> None:
-    """Names, values and sizes come back; the optimizer's state is left out."""
+    """Names, values and sizes come back, without the optimizer's state."""
     folder = write_independently(tmp_path, _ARRAYS)
     checkpoint = load_checkpoint(tmp_path)
     _assert_holds(checkpoint, _ARRAYS)
@@ -44,7 +44,7 @@ def test_what_is_read_is_what_was_written(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_step_folder_itself(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step's own folder is accepted too, as a path or as text, absolute or relative."""
+    """The step's own folder is accepted, as a path or as text, absolute or relative."""
     folder = write_independently(tmp_path / "run", _ARRAYS, step=7)
     _assert_holds(load_checkpoint(folder), _ARRAYS)
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ def test_a_step_folder_itself(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
 
 
 def test_a_moved_checkpoint(tmp_path: pathlib.Path) -> None:
-    """Paths inside are relative: a checkpoint can be moved."""
+    """A moved checkpoint can be read, since paths inside are relative."""
     folder = write_independently(tmp_path / "here", _ARRAYS)
     (tmp_path / "there").mkdir()
     moved = shutil.move(folder, tmp_path / "there" / "renamed")
@@ -62,7 +62,7 @@ def test_a_moved_checkpoint(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_latest_step_is_read(tmp_path: pathlib.Path) -> None:
-    """Of several steps the highest number counts, not the last name; unfinished folders are passed over."""
+    """The step with the highest number is read, not the last name; unfinished folders are skipped."""
     for step, seed in ((900, 1), (1000, 2), (20, 3)):
         write_independently(tmp_path, build_arrays(_CONFIG, seed), step=step)
     (tmp_path / "checkpoint_5000").mkdir()
@@ -89,7 +89,7 @@ def test_bfloat16_weights_become_float32(tmp_path: pathlib.Path) -> None:
 
 
 def test_arrays_of_zeros(tmp_path: pathlib.Path) -> None:
-    """An array of zeros, as an untrained bias is, comes back as such."""
+    """An array of zeros, such as an untrained bias, comes back as zeros."""
     arrays = {**_ARRAYS, "decoder/meta_cls/bias": np.zeros(2, np.float32)}
     write_independently(tmp_path, arrays)
     _assert_holds(load_checkpoint(tmp_path), arrays)
@@ -120,7 +120,7 @@ def test_a_truncated_index_is_refused(tmp_path: pathlib.Path, kept: int) -> None
     ids=["params", "no target", "list", "target array", "number", "text", "none", "bad path", "empty"],
 )
 def test_other_msgpack_files_are_refused(tmp_path: pathlib.Path, tree: Any) -> None:
-    """Msgpack that is no tree of T5X's is refused by name, whatever it holds instead."""
+    """Msgpack without a tree of T5X's is refused by name, whatever it holds."""
     folder = tmp_path / "checkpoint_1"
     folder.mkdir()
     (folder / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(tree))
@@ -173,7 +173,7 @@ def _files(folder: pathlib.Path) -> dict[str, str]:
 
 
 def test_what_is_written_is_read(tmp_path: pathlib.Path) -> None:
-    """A written model comes back, with the vocabulary beside the folder of its step, and nothing else is left there."""
+    """A written model comes back, with the vocabulary next to its step's folder, and no other files are left."""
     folder = _write(tmp_path / "run")
     assert folder == tmp_path / "run" / "checkpoint_5"
     checkpoint = load_checkpoint(tmp_path / "run")
@@ -185,7 +185,7 @@ def test_what_is_written_is_read(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_t5x_needs_is_written(tmp_path: pathlib.Path) -> None:
-    """The msgpack file has version, step and weights, which is the state that T5X infers from; no optimizer's state."""
+    """The msgpack file has version, step and weights, which T5X needs for inference, and no optimizer's state."""
     tree = flax.serialization.msgpack_restore((_write(tmp_path / "run", step=2915) / "checkpoint").read_bytes())
     assert tree.keys() == {"version", "optimizer"}
     assert tree["version"] == 3
@@ -206,7 +206,7 @@ def test_large_arrays_are_in_several_chunks(tmp_path: pathlib.Path, monkeypatch:
 
 
 def test_a_step_is_replaced_whole(tmp_path: pathlib.Path) -> None:
-    """A step that is there already is replaced, arrays that only it had included."""
+    """An existing step is replaced with all its arrays."""
     earlier = {**build_arrays(_CONFIG, 1), "decoder/extra/scale": np.ones(3, np.float32)}
     write_independently(tmp_path / "run", earlier, step=5)
     _write(tmp_path / "run")
@@ -216,7 +216,7 @@ def test_a_step_is_replaced_whole(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether an array, the tree or the vocabulary cannot be written: the earlier step stays, and nothing is added."""
+    """If an array, the tree or the vocabulary cannot be written, the earlier step stays, and nothing is added."""
     _write(tmp_path / "run")
     before = _files(tmp_path / "run")
     arrays = build_arrays(_CONFIG, 1)
@@ -234,7 +234,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: pathlib.Path, monkeypatc
 
 
 def test_without_a_vocabulary(tmp_path: pathlib.Path) -> None:
-    """A model without a vocabulary leaves none beside it: one from before would be taken for its own."""
+    """Without a vocabulary none is left next to the step, where an old one would be taken for the model's."""
     _write(tmp_path / "run")
     _write(tmp_path / "run", vocabulary=None)
     assert load_checkpoint(tmp_path / "run").vocabulary_path is None
@@ -242,7 +242,7 @@ def test_without_a_vocabulary(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("step", [0, -1])
 def test_steps_that_t5x_does_not_find_are_refused(step: int, tmp_path: pathlib.Path) -> None:
-    """T5X takes step 0 for none at all."""
+    """Step 0 is refused, since T5X takes it for none."""
     with pytest.raises(ValueError, match=f"step must be at least 1, got {step}"):
         _write(tmp_path / "run", step=step)
     assert not (tmp_path / "run").exists()
@@ -252,7 +252,7 @@ def test_steps_that_t5x_does_not_find_are_refused(step: int, tmp_path: pathlib.P
     "fields", [{"relative_max_distance": 64}, {"activation": "silu"}, {"activation": "relu"}], ids=str
 )
 def test_what_the_arrays_do_not_show_stands_beside_them(tmp_path: pathlib.Path, fields: dict[str, Any]) -> None:
-    """A model that is not T5's in what no array shows comes back as what it is, from a `config.gin` of ours."""
+    """Facts that no array shows are written to a `config.gin` of our own, and come back."""
     config = dataclasses.replace(_CONFIG, **fields)
     write_t5x(tmp_path, config, arrays=_ARRAYS, step=1, vocabulary_path=None)
     found = load_checkpoint(tmp_path)
@@ -295,7 +295,7 @@ def test_what_t5x_wrote_is_written_again(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_step_that_is_a_link_is_replaced_alone(tmp_path: pathlib.Path) -> None:
-    """What the link leads to stays, and nothing else is left beside the new step."""
+    """A step that is a link is replaced without touching the link's target, and nothing else is left."""
     kept = write_independently(tmp_path / "elsewhere", _ARRAYS, step=5)
     before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
     (tmp_path / "run").mkdir()

@@ -1,4 +1,4 @@
-"""What T5X's layouts leave out: from `config.gin`, from the user, or assumed and said."""
+"""Facts that T5X's layouts lack come from `config.gin`, from the user, or are assumed with a message."""
 
 import pathlib
 
@@ -10,7 +10,7 @@ from tests.builders import build_arrays, build_config, write_t5x
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=1)
 _ARRAYS = build_arrays(_CONFIG, 0)
 
-# As gin writes it for T5X: macros first, then a parameter a line.
+# As gin writes it for T5X: macros first, then one parameter a line.
 _OF_T5X = """
 import seqio
 from t5x.examples.t5 import network
@@ -66,7 +66,7 @@ def _model(folder: pathlib.Path, gin: str | None = None) -> pathlib.Path:
     ids=["t5x", "block", "flaxformer", "lines", "macros", "distance", "scopes", "last", "none"],
 )
 def test_config_gin_is_read(tmp_path: pathlib.Path, gin: str, activation: str, distance: int) -> None:
-    """Activation and distance are those of `config.gin`, beside the step or in it, in any of gin's forms."""
+    """Activation and distance are read from `config.gin`, next to the step or in it, in any of gin's forms."""
     config = load_checkpoint(_model(tmp_path, gin)).config
     assert (config.activation, config.relative_max_distance) == (activation, distance)
     (tmp_path / "config.gin").rename(tmp_path / "checkpoint_1000" / "config.gin")
@@ -74,13 +74,13 @@ def test_config_gin_is_read(tmp_path: pathlib.Path, gin: str, activation: str, d
 
 
 def test_the_file_of_another_folder_is_not_read(tmp_path: pathlib.Path) -> None:
-    """A model in a folder that is no step of a run does not take what lies in the folder above for its own."""
+    """A model in a folder that is no step of a run ignores files in the folder above."""
     (_model(tmp_path, _OF_T5X) / "checkpoint_1000").rename(tmp_path / "model")
     assert load_checkpoint(tmp_path / "model").config.activation == "gelu"
 
 
 def test_what_is_assumed_is_said(tmp_path: pathlib.Path) -> None:
-    """What no file says is T5's, and a sentence says so and why; what one says, where."""
+    """Facts without a file are T5's, and a message says so and why; for facts with a file, it says where."""
     alone = load_checkpoint(_model(tmp_path))
     assert alone.config == _CONFIG
     assert alone.assumed == (
@@ -98,7 +98,7 @@ def test_what_is_assumed_is_said(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_the_user_says(tmp_path: pathlib.Path) -> None:
-    """What a user declares counts where files are silent, and nothing is then assumed."""
+    """A user's declarations apply where files have none, and nothing is assumed then."""
     _model(tmp_path)
     found = load_checkpoint(tmp_path, declared=Declared(activation="silu", relative_max_distance=64))
     assert (found.config.activation, found.config.relative_max_distance) == ("silu", 64)
@@ -107,7 +107,7 @@ def test_what_the_user_says(tmp_path: pathlib.Path) -> None:
 
 
 def test_contradictions_are_refused(tmp_path: pathlib.Path) -> None:
-    """A user who says something else than the file is told which, whatever the layout."""
+    """A user's declaration that contradicts the file is refused with both, in every layout."""
     _model(tmp_path, _OF_T5X)
     with pytest.raises(CheckpointError, match=r"activation is silu by .*config\.gin, but relu was passed"):
         load_checkpoint(tmp_path, declared=Declared(activation="relu"))
@@ -118,7 +118,7 @@ def test_contradictions_are_refused(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("distance", [16, 0, -5, 10**30])
 def test_distances_out_of_sense_are_refused(tmp_path: pathlib.Path, distance: int) -> None:
-    """A distance that leaves nothing for the wider buckets, or that no integer of a device holds, is refused."""
+    """A distance without room for the wider buckets, or beyond the device's integers, is refused."""
     with pytest.raises(CheckpointError, match="relative_max_distance must be"):
         load_checkpoint(_model(tmp_path), declared=Declared(relative_max_distance=distance))
 
@@ -150,7 +150,7 @@ def test_distances_out_of_sense_are_refused(tmp_path: pathlib.Path, distance: in
     ],
 )  # fmt: skip
 def test_what_config_gin_must_not_say(tmp_path: pathlib.Path, gin: str, message: str) -> None:
-    """Another architecture, another model's file, or what is no literal ends with the file's name; nothing is run."""
+    """Another architecture, another model's file, and values that are no literals are refused; nothing is run."""
     with pytest.raises(CheckpointError, match=message) as error:
         load_checkpoint(_model(tmp_path, gin))
     assert str(tmp_path) in str(error.value)
@@ -165,7 +165,7 @@ def test_bytes_that_are_no_text(tmp_path: pathlib.Path) -> None:
 
 
 def test_another_activation_is_another_model(tmp_path: pathlib.Path) -> None:
-    """Fingerprints tell activations and distances apart; those of T5's own stay what they were."""
+    """Fingerprints distinguish activations and distances; those of T5's own do not change."""
     plain = load_checkpoint(_model(tmp_path))
     others = [
         load_checkpoint(tmp_path, declared=declared).fingerprint()

@@ -1,4 +1,4 @@
-"""Random models against transformers itself, where it and torch are installed; its stored logits are checked always."""
+"""Random models against transformers itself, if it and torch are installed; its stored logits are always compared."""
 
 import pathlib
 from typing import Any
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 def test_logits_and_outputs(
     feed_forward_proj: str, tie_word_embeddings: bool, seed: int, tmp_path: pathlib.Path
 ) -> None:
-    """Whatever transformers saves, we compute every layer's logits and its greedy outputs."""
-    # Here, since it imports torch.
+    """Every layer's logits and the greedy outputs of saved T5s are those of transformers."""
+    # Import here, since it imports torch.
     from tests.calm_beam.checkpoints import make_hugging_face_goldens as reference
 
     sizes: dict[str, Any] = {"num_layers": 1 + seed % 2, "num_decoder_layers": 2 + seed % 3, "d_kv": 2 + seed % 5}
@@ -51,7 +51,7 @@ def test_logits_and_outputs(
     ],
 )
 def test_logits_of_every_layer_of_decoder_only_models(name: str, seed: int, tmp_path: pathlib.Path) -> None:
-    """Whatever transformers saves, every layer's logits are those of its hidden states, norm and head."""
+    """Every layer's logits of saved decoder-only models are those of transformers' hidden states, norm and head."""
     from tests.calm_beam.checkpoints import make_decoder_only_goldens as reference
 
     family, _, changes = reference.MODELS[name]
@@ -75,7 +75,7 @@ def test_logits_of_every_layer_of_decoder_only_models(name: str, seed: int, tmp_
     ids=["T5 1.1", "original", "UL2", "UMT5 with exits"],
 )
 def test_it_generates_what_our_t5s_do(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """A T5 that we write is loaded with nothing missing, and 50 greedy outputs are the same."""
+    """A T5 that we write is loaded without missing weights, and 50 greedy outputs are the same."""
     config = build_config(**{"num_encoder_layers": 3, "num_decoder_layers": 3, **changes})
     ours = checkpoint_of(config, build_arrays(config, 7))
     theirs = _loaded(ours, tmp_path, "AutoModelForSeq2SeqLM")
@@ -125,7 +125,7 @@ def test_it_generates_what_our_t5s_do(changes: dict[str, Any], tmp_path: pathlib
     ],
 )
 def test_it_generates_what_our_decoder_only_models_do(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """The same of decoder-only models."""
+    """The same holds for decoder-only models."""
     config = build_llama_config(**changes)
     ours = checkpoint_of(config, build_llama_arrays(config, 7))
     theirs = _loaded(ours, tmp_path, "AutoModelForCausalLM")
@@ -143,7 +143,7 @@ def test_it_generates_what_our_decoder_only_models_do(changes: dict[str, Any], t
 
 
 def _loaded(checkpoint: Checkpoint, folder: pathlib.Path, kind: str) -> Any:
-    """Returns a model of transformers that has read what we wrote, all of it and nothing else."""
+    """Returns a model of transformers that has read exactly the weights that we wrote."""
     write_hugging_face(folder, checkpoint.config, arrays=checkpoint.arrays, vocabulary_path=None)
     model, notes = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
     assert not notes["missing_keys"]

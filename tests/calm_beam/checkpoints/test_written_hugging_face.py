@@ -1,4 +1,4 @@
-"""Folders written for transformers: our reader gives the same model, by the names that transformers itself writes."""
+"""Folders written for transformers give our reader the same model, under the names that transformers writes."""
 
 import json
 import pathlib
@@ -99,7 +99,7 @@ def _write(folder: pathlib.Path, config: Any, **changes: Any) -> pathlib.Path:
     ids=[*(f"T5: {name}" for name in _T5S), *_LLAMAS],
 )
 def test_our_reader_gives_the_same_model(model_type: str, config: Any, tmp_path: pathlib.Path) -> None:
-    """Equal config, arrays and fingerprint; what exits have of their own lies in a file beside the model's."""
+    """Config, arrays and fingerprint are equal; exit norms, heads and classifiers are in a file of their own."""
     found = load_checkpoint(_write(tmp_path, config))
     assert (found.layout, found.config) == ("hugging_face", config)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == model_type
@@ -118,14 +118,14 @@ _GOLDENS = {
     f"{folder.name}/{path.name}": path
     for folder in (make_hugging_face_goldens.FOLDER, make_decoder_only_goldens.FOLDER)
     for path in sorted(folder.iterdir())
-    # Of Phi-3, parts that are stored as one are written by themselves, and of longrope not all is kept.
+    # Phi-3's fused parts are written separately, and not all of longrope is kept.
     if (path / "model.safetensors").is_file() and not path.name.startswith("phi3")
 }
 
 
 @pytest.mark.parametrize("path", _GOLDENS.values(), ids=list(_GOLDENS))
 def test_what_transformers_wrote_comes_back(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The tensors of a folder that it saved are written again by the same names, with the same values."""
+    """The tensors of a folder that transformers saved are written again with the same names and values."""
     checkpoint = load_checkpoint(path)
     _write(tmp_path, checkpoint.config, arrays=checkpoint.arrays)
     theirs, ours = (safetensors.numpy.load_file(folder / "model.safetensors") for folder in (path, tmp_path))
@@ -161,7 +161,7 @@ def test_what_transformers_wrote_comes_back(path: pathlib.Path, tmp_path: pathli
     ],
 )
 def test_what_transformers_cannot_hold(config: Any, message: str, tmp_path: pathlib.Path) -> None:
-    """Each is refused by what it is, before anything is written."""
+    """Features that transformers cannot hold are refused by name before anything is written."""
     with pytest.raises(ValueError, match=r"transformers") as caught:
         _write(tmp_path / "folder", config)
     assert message in str(caught.value)
@@ -169,14 +169,14 @@ def test_what_transformers_cannot_hold(config: Any, message: str, tmp_path: path
 
 
 def test_a_model_without_exits_takes_the_place_of_one_with_them(tmp_path: pathlib.Path) -> None:
-    """Of what was there, nothing is read."""
+    """A model without exits that overwrites one with them has none when it is read."""
     _write(tmp_path, build_llama_config(exit_norms=True))
     plain = build_llama_config()
     assert load_checkpoint(_write(tmp_path, plain)).config == plain
 
 
 def test_exits_are_held_against_the_model(tmp_path: pathlib.Path) -> None:
-    """An array that no exit has is refused by its name, and so are norms of some layers only."""
+    """An exit array with an unknown name is refused, as are norms of some layers only."""
     _write(tmp_path, build_llama_config())
     path = tmp_path / "calm_beam_exits.safetensors"
     safetensors.numpy.save_file({"token_embedder/embedding": np.zeros((50, 12), np.float32)}, path)
@@ -188,7 +188,7 @@ def test_exits_are_held_against_the_model(tmp_path: pathlib.Path) -> None:
 
 
 def test_half_precision(tmp_path: pathlib.Path) -> None:
-    """As float16, tensors and config say so, and nothing is written that float16 cannot hold."""
+    """As float16, tensors and config say so, and values beyond float16 are refused."""
     config = build_llama_config()
     _write(tmp_path, config, dtype="float16")
     tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
@@ -201,7 +201,7 @@ def test_half_precision(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("extra_ids", [0, 5])
 def test_pieces_have_the_name_and_the_sentinels_of_transformers(extra_ids: int, tmp_path: pathlib.Path) -> None:
-    """A SentencePiece model becomes `spiece.model`; that there are no sentinels is said, since 100 would be taken."""
+    """A SentencePiece model becomes `spiece.model`, and having no sentinels is written, since the default is 100."""
     vocabulary = train_vocabulary(tmp_path / "sentencepiece.model")
     folder = _write(tmp_path / "folder", build_config(), vocabulary_path=vocabulary, extra_ids=extra_ids)
     assert (folder / "spiece.model").read_bytes() == vocabulary.read_bytes()
@@ -212,7 +212,7 @@ def test_pieces_have_the_name_and_the_sentinels_of_transformers(extra_ids: int, 
 
 
 def test_a_tokenizer_goes_along_with_what_reads_it(tmp_path: pathlib.Path) -> None:
-    """A `tokenizer.json` is read as it is: a class of the model's type, which may read it otherwise, is not taken."""
+    """`tokenizer.json` is read unchanged, not by the model type's class, which may read it differently."""
     path = write_word_tokenizer(tmp_path / "tokenizer.json", 50, ends=(2,))
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     folder = _write(tmp_path / "folder", build_llama_config(), vocabulary_path=path)

@@ -1,4 +1,4 @@
-"""All decoders behind one call, so that what each of them owes is said and tested once."""
+"""All decoders behind one call, so that their common contract is stated and tested once."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -20,18 +20,18 @@ from tests.numpy_decoder import Decoded
 
 Result = TypeVar("Result")
 
-# What ends a layer, and where it is found: by native code, or by XLA.
+# The functions that end a layer, by native code or by XLA.
 LAYER_ENDS = ((library.Stack, "run"), (device_steps, "run_layer"))
-# What goes through prompts, for native code and for XLA.
+# The functions that prefill prompts, by native code or by XLA.
 PREFILLS = ((device_steps, "prefill"), (device_steps, "admit"))
 
-# Longest prompt and output of every test: each length is compiled for itself.
+# Longest prompt and output of every test, since each length is compiled separately.
 LONGEST_PROMPT = 64
 STEPS = 10
 
 
 def in_order(pairs: Iterator[tuple[int, Result]], count: int) -> list[Result]:
-    """Returns the results in the order of the prompts; checks that there is exactly one for each."""
+    """Returns the results in the order of the prompts; checks that each prompt has exactly one."""
     found = sorted(pairs, key=lambda pair: pair[0])
     assert [index for index, _ in found] == list(range(count))
     return [result for _, result in found]
@@ -42,9 +42,9 @@ class DecoderUnderTest:
     """One of the decoders.
 
     Attributes:
-      decode: The outputs of every prompt by the full model and at each threshold, whatever the decoder makes of one
-        threshold or of many.
-      prepare: The decoder for one threshold, given its sizes: what refuses a rule, a size or a prompt.
+      decode: Returns the outputs of every prompt by the full model and at each threshold, whether the decoder takes
+        one threshold or many.
+      prepare: Returns the decoder for one threshold, given its sizes; it refuses invalid rules, sizes and prompts.
     """
 
     decode: Callable[..., list[PromptResult]]
@@ -119,7 +119,7 @@ def _batched(
     max_decode_length: int = STEPS,
     **options: Any,
 ) -> list[PromptResult]:
-    """Decodes every prompt at every threshold in one batch, so that different thresholds stand side by side."""
+    """Decodes every prompt at every threshold in one batch, so that it holds different thresholds."""
     branches = sweep_branches(rule, thresholds, max_decode_length=max_decode_length)
     decoder = Decoder(checkpoint, branches[:1], max_input_length=LONGEST_PROMPT, **options)
     requests = [Request(prompt, branches=[branch]) for prompt in prompts for branch in branches]
@@ -160,7 +160,7 @@ def assert_same(one: PromptResult, other: PromptResult, *, confidences_within: f
 
 
 def assert_all_same(ones: Sequence[PromptResult], others: Sequence[PromptResult]) -> None:
-    """Checks the same of every prompt."""
+    """Checks the same for every prompt."""
     for one, other in zip(ones, others, strict=True):
         assert_same(one, other)
 
@@ -168,7 +168,7 @@ def assert_all_same(ones: Sequence[PromptResult], others: Sequence[PromptResult]
 def count_as_numpys(result: PromptResult, expected: Sequence[Decoded]) -> int:
     """Checks branches of bfloat16 against numpy that rounds likewise, and returns how many were compared.
 
-    Left out are those with a decision nearer a tie than two roundings are apart.
+    Branches with a decision nearer a tie than two roundings differ are left out.
     """
     compared = 0
     for branch, decoded in enumerate(expected):

@@ -1,4 +1,4 @@
-"""Prompts on their way into slots, with an engine that only looks at what it is given."""
+"""Admission of prompts into slots, with an engine that records its input."""
 
 import collections
 from typing import Any
@@ -16,7 +16,7 @@ _WIDTHS = (32, 64)
 
 
 class _Engine:
-    """Notes who was gone through, and at which place."""
+    """Records the prompts that were prefilled, and their places."""
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -58,7 +58,7 @@ def _admission(engine: Any, *, slots: int, places: int, admits_few: bool = False
 def test_every_prompt_comes_once_in_order_and_at_a_place_of_its_own(
     seed: int, slots: int, prompts: int, has_room_ahead: bool, admits_few: bool
 ) -> None:
-    """Whatever ends when, with room for more than the slots or for less."""
+    """Every prompt comes once, in order and at a place of its own, in any order of ends, with more or less room."""
     generator = np.random.default_rng(seed)
     places = slots + int(AHEAD_SHARE * slots) if has_room_ahead else max(1, slots // 2)
     engine = _Engine()
@@ -76,7 +76,7 @@ def test_every_prompt_comes_once_in_order_and_at_a_place_of_its_own(
         for each in taken:
             came[each.width].append(_number(each.request))
         for each in held:
-            # Nobody was put where somebody else still is.
+            # No prompt was put in an occupied place.
             assert engine.places[each.width, each.place] == tuple(each.request.ids)
         if admits_few:
             assert not admission.has_prepared()
@@ -93,7 +93,7 @@ def test_every_prompt_comes_once_in_order_and_at_a_place_of_its_own(
 
 
 def test_others_are_gone_through_before_there_is_a_slot() -> None:
-    """A chunk ahead of those that are decoded, so that whoever ends is followed at once by one that is ready."""
+    """Prompts are prefilled a chunk ahead of the slots, so that a finished one is replaced at once."""
     engine = _Engine()
     admission = _admission(engine, slots=64, places=96)
     waiting = _requests([20] * 200)
@@ -113,7 +113,7 @@ def test_others_are_gone_through_before_there_is_a_slot() -> None:
 
 @pytest.mark.parametrize("slots", [1, 3, 40])
 def test_chunks_are_of_the_slots(slots: int) -> None:
-    """Places for prompts that come ahead make no chunk larger, and a single place is one."""
+    """Extra places for prefilling ahead make no chunk larger, and a single place is one chunk."""
     engine: Any = _Engine()
     assert _admission(engine, slots=slots, places=2 * slots).chunk(32) == max(1, slots // 4)
     assert _admission(engine, slots=slots, places=1).chunk(64) == 1

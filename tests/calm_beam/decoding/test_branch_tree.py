@@ -12,7 +12,7 @@ from calm_beam.exits.propagations import PROPAGATIONS, Propagation
 
 _FROM_EXIT = PROPAGATIONS["from_exit"]
 
-# Whatever tells the states apart that a layer's keys and values of one token were made of.
+# All that distinguishes the states from which a layer's keys and values of one token were computed.
 Content = tuple[object, ...]
 
 
@@ -26,21 +26,21 @@ class _Branch:
     nodes: dict[int, list[int]]
 
     def key(self, layer: int, *, separates_exit: bool) -> Content:
-        """What the output of a layer at the next token depends on."""
+        """Returns all that the output of a layer at the next token depends on."""
         seen = layer if separates_exit else layer - 1
         return (self.prompt, *self.tokens, *(min(exit_layer, seen) for exit_layer in self.exits))
 
     def content(self, layer: int, step: int, *, separates_exit: bool) -> Content:
-        """What a layer keeps of an earlier token: made of d^m, the highest state up to the layer below the layer.
+        """Returns what a layer keeps of an earlier token, computed from d^m, the highest state up to the layer below.
 
-        Where the exit shows, it is copied from the exit layer instead, if that is below.
+        If the exit shows, the layer copies from the exit layer instead, if that is below.
         """
         exits = self.exits[:step]
         if separates_exit:
             source = min(self.exits[step], layer)
             return (self.prompt, step, source, *self.tokens[:step], *(min(before, source) for before in exits))
         source = min(self.exits[step], layer - 1)
-        # d^m was computed with keys and values that know of exits below m only.
+        # d^m was computed with keys and values that depend only on exits below m.
         return (self.prompt, step, source, *self.tokens[:step], *(min(before, max(source - 1, 0)) for before in exits))
 
 
@@ -286,7 +286,7 @@ def test_branches_that_part_at_an_upper_layer_share_the_lower_ones() -> None:
 
 
 def test_an_exit_right_below_shows_where_it_must() -> None:
-    """Where a skipped layer keeps something of its own kind, exits at i - 1 and above part at layer i already."""
+    """If a skipped layer keeps values of its own, exits at i - 1 and above split layer i already."""
     tree = _tree(propagation=_propagation(separates_exit=True))
     _step(tree, [3, 3, 2, 1])
     assert _step(tree, [3, 3, 3, 3]) == [[0], [0, 3], [0, 2, 3]]
@@ -308,7 +308,7 @@ def test_other_tokens_part_every_layer() -> None:
 
 
 def test_a_new_prompt_starts_together() -> None:
-    """A slot that is used again knows nothing of who was there: one row a layer, from step 0."""
+    """A reused slot has no state of its last prompt: one row a layer, from step 0."""
     tree = _tree()
     _step(tree, [3, 2, 1, 1], [2, 3, 4, 5])
     tree.release([0])

@@ -56,7 +56,7 @@ _SETS = {
 
 
 def _decode(rules: list[ExitRule]) -> tuple[list[list[PromptResult]], int]:
-    """Returns the outputs of every rule for every prompt, and how many rows of layers were run."""
+    """Returns the outputs of every rule for every prompt, and the number of layer rows that were run."""
     decoder = Decoder(
         build_checkpoint(_CONFIG),
         sweep_branches(rules, _THRESHOLDS, max_decode_length=STEPS),
@@ -74,7 +74,10 @@ def _decode(rules: list[ExitRule]) -> tuple[list[list[PromptResult]], int]:
 def test_every_rule_has_the_outputs_of_its_own_sweep(
     name: str, by_native_code: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens, exits, lengths and confidences, the full model's too, of each rule, with less work than apart."""
+    """Each rule, and the full model, has the outputs of its own sweep, with less work than in separate sweeps.
+
+    Outputs are tokens, exits, lengths and confidences.
+    """
     if not by_native_code:
         monkeypatch.setenv(library.VARIABLE, "none")
     elif not library.is_available():
@@ -88,7 +91,7 @@ def test_every_rule_has_the_outputs_of_its_own_sweep(
                 np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
             near = 0 if by_native_code else 1e-6
             np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=near)
-            # An upper bound: the other rules' branches have layers asked that the full model's are not by itself.
+            # An upper bound: other rules' branches test layers that the full model's alone do not.
             assert one.max_rejected_confidence is not None
             assert other.max_rejected_confidence is not None
             assert (one.max_rejected_confidence >= other.max_rejected_confidence - 1e-6).all()
@@ -127,7 +130,7 @@ def test_every_rule_has_the_outputs_of_its_own_sweep(
     ids=["propagations", "first exits", "oracle", "depth", "all logits"],
 )
 def test_rules_that_cannot_share_a_sweep_are_refused(rules: list[ExitRule], message: str) -> None:
-    """What skipped layers keep must depend on the exit layer alone, and every rule must fit the model."""
+    """Rules share a sweep only if every rule fits the model and KV of skipped layers depends on exit layers alone."""
     with pytest.raises(ValueError, match=message):
         _decode(rules)
 
@@ -143,7 +146,7 @@ def test_rules_that_cannot_share_a_sweep_are_refused(rules: list[ExitRule], mess
     ids=["none", "too many", "another rule", "more steps"],
 )
 def test_branches_of_a_request_are_those_of_the_decoder(branches: list[Branch]) -> None:
-    """But for their thresholds; else nothing is decoded, also not of the prompts before."""
+    """A request's branches must be the decoder's but for thresholds; else nothing is decoded, earlier prompts too."""
     decoder = Decoder(build_checkpoint(_CONFIG), [Branch.at(ExitRule(), None, max_decode_length=STEPS)])
     with pytest.raises(ValueError, match=rf"in their order, and as many steps \({STEPS}\)"):
         next(decoder.decode([Request((5, 1)), Request((6, 1), branches=branches)]))

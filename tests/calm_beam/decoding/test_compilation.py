@@ -1,4 +1,4 @@
-"""The cache of compiled code keeps what was compiled for one instruction set apart from what was for another."""
+"""The cache of compiled code distinguishes instruction sets."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ jax.jit(lambda x: x @ x)(jax.numpy.ones((64, 64)))
 
 
 def _compiled(folder: pathlib.Path, *, flags: str) -> set[str]:
-    """Returns the names of all compiled code in a cache, after a process has compiled with these flags."""
+    """Returns the names of all compiled code in a cache after a process has compiled with these flags."""
     environment = {**os.environ, "CALM_BEAM_CACHE": str(folder), "XLA_FLAGS": flags}
     subprocess.run([sys.executable, "-c", _CODE], env=environment, check=True, timeout=240)
     return {path.name for path in (folder / "compiled").rglob("*-cache")}
@@ -25,7 +25,7 @@ def _compiled(folder: pathlib.Path, *, flags: str) -> set[str]:
 
 @pytest.mark.slow
 def test_flags_of_the_compiler_are_part_of_the_key(tmp_path: pathlib.Path) -> None:
-    """Code compiled for older instructions is not taken for code without that limit, nor the other way round."""
+    """Code compiled with and without a limit of instructions has different cache keys."""
     plain = _compiled(tmp_path, flags="")
     assert plain
     assert _compiled(tmp_path, flags="") == plain

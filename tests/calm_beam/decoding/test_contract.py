@@ -1,4 +1,4 @@
-"""What every decoder owes: the outputs of plain numpy, whoever is decoded beside, and clear refusals."""
+"""The contract of every decoder: the outputs of plain numpy, in any batch, and clear refusals."""
 
 import dataclasses
 import functools
@@ -24,11 +24,11 @@ from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
-# As small as it can be with layers to skip, since every rule is compiled for every decoder.
+# The smallest model with layers to skip, since every rule is compiled for every decoder.
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
 _BFLOAT16 = Precision(dtype="bfloat16")
-# As T5X's scalable_t5 trains them; and everything that the first is not.
+# As T5X's scalable_t5 trains them, with every option that the first model lacks.
 _SCALABLE = dataclasses.replace(_CONFIG, relative_bias_per_layer=True, activation="silu")
 _OTHER = dataclasses.replace(
     _CONFIG, exit_classifier=1, tied_head=True, gated_mlp=False, activation="relu", vocab_size=128
@@ -50,7 +50,7 @@ _RULES = (
     build_rule("patience", patience=3, state_propagation="projected", schedule="decay", tau=4.0),
     ExitRule(confidence="static", state_propagation="projected"),
 )
-# What needs every layer for every token, which the sweep alone decodes.
+# Rules that need every layer for every token, which only the sweep decodes.
 _FULL_MODEL_RULES = (
     ExitRule(confidence="oracle"),
     ExitRule(state_propagation="full_cache", schedule="decay", tau=4.0),
@@ -67,7 +67,7 @@ _every_way_in = pytest.mark.parametrize("decoder", _WAYS_IN)
 
 
 def _model(config: T5Config = _CONFIG) -> Checkpoint:
-    """Returns weights whose decisions are far from ties, with exits at all layers, and mostly outputs that end."""
+    """Returns weights whose decisions are far from ties, with exits at all layers, and outputs that mostly end."""
     return build_checkpoint(config, seed=1 if config == _OTHER else 0)
 
 
@@ -91,16 +91,16 @@ def _by_numpy(
     plain = NumpyT5(config, _model(config).arrays, dtype)
     decoded = plain.decode(prompt, rule, threshold, max_decode_length=STEPS)
     if dtype == "bfloat16":
-        # A float32 sum that ends beside a tie of bfloat16 numbers moves all that follows.
+        # A float32 sum next to a tie of bfloat16 numbers changes all that follows.
         return decoded
-    # Far enough from every tie that float32 must decide as float64 does.
+    # So far from every tie that float32 must decide as float64 does.
     assert decoded.min_gap > 1e-4
     assert decoded.min_margin > 1e-5
     return decoded
 
 
 def _is_beside_a_tie(decoded: Decoded) -> bool:
-    """Returns whether bfloat16 may decide otherwise: no further from a tie than two roundings are apart."""
+    """Returns whether bfloat16 may decide otherwise: the distance to a tie is at most that of two roundings."""
     return decoded.min_gap < 0.05 or decoded.min_margin < 0.01
 
 
@@ -120,7 +120,7 @@ def _check_against_numpy(decoder: str, rule: ExitRule, config: T5Config) -> None
         for branch, threshold in enumerate((None, *_THRESHOLDS)):
             expected = _by_numpy(rule, config, tuple(prompt), threshold)
             if decoder == "served" and threshold is None and rule.patience is not None:
-                # Nobody asks the layers below the last one: it agrees with itself alone.
+                # The layers below the last one are not tested: it agrees with itself alone.
                 expected = dataclasses.replace(expected, confidences=[1 / rule.patience] * len(expected.tokens))
             _assert_branch_equals(result, branch, expected)
     # Otherwise the comparison would prove little.
@@ -142,7 +142,7 @@ def _check_against_numpy(decoder: str, rule: ExitRule, config: T5Config) -> None
     ids=str,
 )
 def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
-    """Tokens, exit layers and confidences of every prompt and threshold, and of the full model."""
+    """Tokens, exit layers and confidences of every prompt and threshold, and of the full model, are plain numpy's."""
     _check_against_numpy(decoder, rule, _CONFIG)
 
 
@@ -173,14 +173,14 @@ def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: st
 
 
 def test_bfloat16_is_another_promise() -> None:
-    """It changes confidences by what it rounds, and so outputs: float32's would not pass for them."""
+    """Rounding to bfloat16 changes confidences, and so outputs, which differ from float32's."""
     pairs = list(zip(_outputs("sweep"), _outputs("sweep", precision=_BFLOAT16), strict=True))
     changes = [np.abs(one.confidences[:, 0] - other.confidences[:, 0]).max() for one, other in pairs]
     assert 1e-4 < max(changes) < 0.1
 
 
 def test_the_variants_differ() -> None:
-    """All state propagations are told apart by the model, the prompts and the thresholds used here."""
+    """The model, prompts and thresholds used here distinguish all state propagations."""
     rules = [*(dataclasses.replace(_RULE, state_propagation=name) for name in PROPAGATIONS), _FULL_MODEL_RULES[2]]
     outputs = [
         [_by_numpy(rule, _CONFIG, tuple(prompt), threshold).tokens for prompt in _PROMPTS for threshold in _THRESHOLDS]
@@ -195,15 +195,15 @@ def test_the_variants_differ() -> None:
     ("config", "rule"), [(_SCALABLE, _RULE), (_OTHER, ExitRule(confidence="classifier"))], ids=["scalable", "other"]
 )
 def test_every_output_of_other_models_is_plain_numpys(decoder: str, config: T5Config, rule: ExitRule) -> None:
-    """A table of relative positions and SiLU in each layer; a tied head, ReLU and a classifier of one logit."""
+    """Models with per-layer positions and SiLU, or a tied head, ReLU and a classifier of one logit, match numpy."""
     _check_against_numpy(decoder, rule, config)
 
 
 def _certified_cases() -> Iterator[Any]:
     """Yields decoders, rules and precisions: all of them, most of them marked exhaustive.
 
-    Of a rule, a head is told the measure alone, so one rule of each measure is enough. In float32 every decoder meets
-    every measure. What bfloat16 changes are the numbers that a head is made of: there every second pair is enough.
+    A head depends on the measure of a rule only, so one rule of each measure is enough. In float32 every decoder is
+    paired with every measure. Bfloat16 changes only the numbers in a head, so every second pair is enough.
     """
     of_measures = [_RULES[place] for place in (0, 2, 5, 7, 8, 9, 11)]
     for precision, rule in itertools.product((FLOAT32, _BFLOAT16), _RULES):
@@ -220,7 +220,7 @@ def _certified_cases() -> Iterator[Any]:
 @needs_native
 @pytest.mark.parametrize(("decoder", "rule", "precision"), _certified_cases(), ids=str)
 def test_a_certified_head_changes_nothing(decoder: str, rule: ExitRule, precision: Precision) -> None:
-    """Tokens and exit layers are the exact head's; confidences are near."""
+    """With a certified head, tokens and exit layers are the exact head's, and confidences are near."""
     certified = _decode(decoder, _model(), rule, exit_head="int8", precision=precision)
     for one, other in zip(certified, _outputs(decoder, rule, precision=precision), strict=True):
         assert_same(one, other, confidences_within=0.2)
@@ -250,7 +250,7 @@ def test_of_two_thresholds_the_lower_never_exits_later_in_equal_states(decoder: 
     ],
 )
 def test_static_layers_are_those_of_a_shallower_model(decoder: str, state_propagation: str) -> None:
-    """Threshold m / L uses m layers for every token, and gives what a decoder cut down to its first m layers gives."""
+    """Threshold m / L uses m layers for every token, and gives the outputs of a decoder with its first m layers."""
     rule = ExitRule(confidence="static", state_propagation=state_propagation)
     thresholds = [layers / _DEPTH for layers in range(1, _DEPTH + 1)]
     results = _decode(decoder, _model(), rule, thresholds=thresholds)
@@ -264,7 +264,7 @@ def test_static_layers_are_those_of_a_shallower_model(decoder: str, state_propag
 
 @functools.cache
 def _cut_output(layers: int, prompt: tuple[int, ...]) -> Decoded:
-    """Returns the full output, by plain numpy, of a decoder that has only its first layers."""
+    """Returns the full output, by plain numpy, of a decoder with only its first layers."""
     config = dataclasses.replace(_CONFIG, num_decoder_layers=layers)
     arrays = _model().arrays
     cut = NumpyT5(config, {name: arrays[name] for name in parameter_shapes(config)})
@@ -278,13 +278,13 @@ def _cut_output(layers: int, prompt: tuple[int, ...]) -> Decoded:
     ("batch_size", "precision"), [(1, FLOAT32), (3, FLOAT32), (8, FLOAT32), (3, _BFLOAT16)], ids=str
 )
 def test_the_batch_does_not_matter(decoder: str, batch_size: int, precision: Precision) -> None:
-    """Any number of places, any order, a prompt alone or twice: every prompt has the same outputs.
+    """With any number of slots, any order, a prompt alone or twice, every prompt has the same outputs.
 
     In bfloat16 that is no promise, since a sum can end on either side of a tie, and on which depends on the processor:
     the few branches beside one are left out.
     """
     checkpoint, alone = _model(), _outputs(decoder, precision=precision)
-    # Rows that leave at one layer would not disturb each other.
+    # Rows that exit at one layer would not affect each other.
     assert len({int(result.exit_layers[4, 0]) for result in alone}) > 1
     near = 1e-5 if precision == FLOAT32 else 0.02
     compared = []
@@ -333,7 +333,7 @@ def _with_broken_token() -> tuple[Checkpoint, Checkpoint]:
 @_every_decoder
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_broken_prompt_disturbs_nobody(decoder: str, batch_size: int) -> None:
-    """A prompt that gives NaN says so, with ids that exist; the others come out as without it."""
+    """A prompt that gives NaN is marked, with valid ids; the other outputs do not change."""
     broken, whole = _with_broken_token()
     prompts = [*_PROMPTS[:2], [8, 63, 1], *_PROMPTS[2:]]
     results = _decode(decoder, broken, prompts=prompts, batch_size=batch_size)
@@ -346,7 +346,7 @@ def test_a_broken_prompt_disturbs_nobody(decoder: str, batch_size: int) -> None:
 
 @_every_decoder
 def test_the_full_model_never_exits(decoder: str) -> None:
-    """Where confidence is exactly 1, threshold 1 exits, and the full model still does not."""
+    """With confidence exactly 1, threshold 1 exits, and the full model does not."""
     saturated_exits = 0
     for result in _decode(decoder, build_checkpoint(_CONFIG, logit_scale=400)):
         full, one = (result.exit_layers[branch, : result.lengths[branch]] for branch in (0, 1))
@@ -359,7 +359,7 @@ def test_the_full_model_never_exits(decoder: str) -> None:
 
 @_every_decoder
 def test_outputs_begin_and_end_as_the_config_says(decoder: str) -> None:
-    """A T5 with another start token and several ends gives plain numpy's outputs, and ends with each of them."""
+    """A T5 with another start token and several end tokens gives plain numpy's outputs, and ends with each of them."""
     config = dataclasses.replace(_CONFIG, start_id=7, end_ids=(1, 14, 18, 52))
     ends: set[int] = set()
     for prompt, result in zip(_PROMPTS, _outputs(decoder, _RULE, config), strict=True):
@@ -374,7 +374,7 @@ def test_outputs_begin_and_end_as_the_config_says(decoder: str) -> None:
 
 @_every_decoder
 def test_outputs_end_with_eos_or_at_the_limit(decoder: str) -> None:
-    """Eos is the last token wherever it occurs, at once too; a lower limit gives the beginning of the longer output."""
+    """Eos is the last token wherever it occurs; a lower limit gives the beginning of the longer output."""
     checkpoint = build_checkpoint(_CONFIG, seed=8)
     whole = _decode(decoder, checkpoint)
     ends: set[int] = set()
@@ -403,7 +403,7 @@ def test_sizes_below_one_are_refused(decoder: str, sizes: Mapping[str, int]) -> 
 
 @_every_way_in
 def test_a_rule_that_does_not_fit_the_model_is_refused(decoder: str) -> None:
-    """A missing classifier and an exit layer above the decoder are refused before anything is decoded."""
+    """A missing classifier, or an exit layer above the decoder, is refused before anything is decoded."""
     checkpoint = build_checkpoint(build_config())
     with pytest.raises(ValueError, match="confidence 'classifier' needs decoder/meta_cls in the checkpoint"):
         DECODERS[decoder].prepare(checkpoint, ExitRule(confidence="classifier"))
@@ -422,5 +422,5 @@ def test_empty_and_long_prompts_are_refused(decoder: str, length: int) -> None:
 
 @_every_decoder
 def test_no_prompts_no_results(decoder: str) -> None:
-    """Decoding nothing yields nothing."""
+    """Without prompts there are no results."""
     assert _decode(decoder, _model(), prompts=[]) == []

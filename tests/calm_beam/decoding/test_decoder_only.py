@@ -1,4 +1,4 @@
-"""What every decoder owes with decoder-only models: the outputs of plain numpy, whose rotary positions are complex."""
+"""The contract of every decoder with decoder-only models: the outputs of plain numpy with complex rotary positions."""
 
 import dataclasses
 import functools
@@ -81,7 +81,7 @@ _KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "logits divisor": (1, {"logits_divisor": 1.7}),
     "logits divisor, tied head": (1, {"logits_divisor": 1.4, "tied_head": True}),
 }
-# What native code computes, each told from the others.
+# Features that native code computes, each distinguished from the others.
 _NATIVE_KINDS = [kind for kind in _KINDS if kind.startswith(("longrope", "query", "embedding", "logits"))]
 _THRESHOLDS = (1.0, 0.93, 0.7, 0.5, 0.3, 0.0)
 _RULES = (
@@ -95,7 +95,7 @@ _RULES = (
     ExitRule(confidence="softmax_max", schedule="decay_t5x", tau=2.0),
     ExitRule(confidence="static", state_propagation="projected"),
 )
-# What needs every layer for every token, which the sweep alone decodes.
+# Rules that need every layer for every token, which only the sweep decodes.
 _FULL_MODEL_RULES = (
     ExitRule(confidence="oracle"),
     ExitRule(state_propagation="full_cache"),
@@ -143,7 +143,7 @@ def _by_numpy(
     checkpoint = _model(kind)
     plain = NumpyLlama(checkpoint.config, checkpoint.arrays, dtype)
     decoded = plain.decode(prompt, rule, threshold, max_decode_length=STEPS)
-    # Far enough from every tie that float32 must decide as float64 does.
+    # So far from every tie that float32 must decide as float64 does.
     assert dtype != "float32" or (decoded.min_gap > 1e-4 and decoded.min_margin > 1e-5)
     return decoded
 
@@ -156,7 +156,7 @@ def _check(decoder: str, rule: ExitRule, kind: str, *, engine: str = "auto") -> 
             expected = _by_numpy(rule, kind, tuple(prompt), threshold)
             confidences = expected.confidences
             if decoder == "served" and threshold is None and rule.patience is not None:
-                # Nobody asks the layers below the last one: it agrees with itself alone.
+                # The layers below the last one are not tested: it agrees with itself alone.
                 confidences = [1 / rule.patience] * len(confidences)
             length = len(expected.tokens)
             assert result.tokens[branch].tolist() == expected.tokens + [0] * (STEPS - length)
@@ -179,7 +179,7 @@ def _check(decoder: str, rule: ExitRule, kind: str, *, engine: str = "auto") -> 
     ids=str,
 )
 def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
-    """Tokens, exit layers and confidences of every prompt and threshold, and of the full model."""
+    """Tokens, exit layers and confidences of every prompt and threshold, and of the full model, are plain numpy's."""
     _check(decoder, rule, "llama")
 
 
@@ -191,7 +191,7 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
     ],
 )
 def test_every_kind_of_model_is_plain_numpys(decoder: str, kind: str) -> None:
-    """Shared and single heads of keys, biases, norms of queries and keys, windows, tied heads, scaled positions."""
+    """Grouped and single key heads, biases, query and key norms, windows, tied heads, scaled positions match numpy."""
     _check(decoder, _RULES[0], kind)
 
 
@@ -199,7 +199,7 @@ def test_every_kind_of_model_is_plain_numpys(decoder: str, kind: str) -> None:
 @pytest.mark.parametrize("engine", ["native", "xla"])
 @pytest.mark.parametrize("kind", _NATIVE_KINDS)
 def test_each_engine_has_plain_numpys_outputs(engine: str, kind: str) -> None:
-    """Of each number that native code takes and no other kind of model tells it."""
+    """Each engine matches numpy for every feature of native code and every other kind of model."""
     assert _config(kind) != _CONFIG
     _check("sweep", _RULES[0], kind, engine=engine)
 
@@ -207,7 +207,7 @@ def test_each_engine_has_plain_numpys_outputs(engine: str, kind: str) -> None:
 @needs_native
 @pytest.mark.parametrize("kind", [kind for kind in _NATIVE_KINDS if kind.startswith("logits")])
 def test_a_certified_head_divides_logits(kind: str) -> None:
-    """Tokens and exit layers are the exact head's."""
+    """With divided logits, a certified head gives the exact head's tokens and exit layers."""
     certified = DECODERS["sweep"].decode(
         _model(kind), _RULES[0], _PROMPTS, thresholds=_THRESHOLDS, exit_head="int8", engine="native"
     )
@@ -240,7 +240,7 @@ def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: st
 @needs_native
 @pytest.mark.parametrize("precision", [FLOAT32, _BFLOAT16], ids=str)
 def test_a_certified_head_changes_nothing(precision: Precision) -> None:
-    """Tokens and exit layers are the exact head's; confidences are near."""
+    """With a certified head, tokens and exit layers are the exact head's, and confidences are near."""
     certified = DECODERS["sweep"].decode(
         _model("llama"), _RULES[0], _PROMPTS, thresholds=_THRESHOLDS, exit_head="int8", precision=precision
     )
@@ -249,14 +249,14 @@ def test_a_certified_head_changes_nothing(precision: Precision) -> None:
 
 
 def test_bfloat16_is_another_promise() -> None:
-    """It changes confidences by what it rounds, and so outputs: float32's would not pass for them."""
+    """Rounding to bfloat16 changes confidences, and so outputs, which differ from float32's."""
     pairs = zip(*(_outputs("sweep", _RULES[0], "llama", precision) for precision in (FLOAT32, _BFLOAT16)), strict=True)
     changes = [np.abs(one.confidences[:, 0] - other.confidences[:, 0]).max() for one, other in pairs]
     assert 1e-4 < max(changes) < 0.1
 
 
 def test_the_variants_differ() -> None:
-    """All state propagations are told apart by the model, the prompts and the thresholds used here."""
+    """The model, prompts and thresholds used here distinguish all state propagations."""
     rules = [ExitRule(state_propagation=name) for name in PROPAGATIONS]
     outputs = [
         [
@@ -272,7 +272,7 @@ def test_the_variants_differ() -> None:
 
 @pytest.mark.parametrize("decoder", ["sweep", "served"])
 def test_static_layers_are_those_of_a_shallower_model(decoder: str) -> None:
-    """Threshold m / L gives what a model of the first m layers gives, prompt included."""
+    """Threshold m / L gives the outputs of a model of the first m layers, prompt included."""
     rule = ExitRule(confidence="static")
     thresholds = [layers / _DEPTH for layers in range(1, _DEPTH + 1)]
     checkpoint = _model("llama")
@@ -290,7 +290,7 @@ def test_static_layers_are_those_of_a_shallower_model(decoder: str) -> None:
 
 @_every_decoder
 def test_every_end_id_ends_an_output(decoder: str) -> None:
-    """Outputs end with any of the ids, and nowhere else before the limit."""
+    """Outputs end with any of the end ids, and nowhere else before the limit."""
     ends = set()
     for result in _outputs(decoder, _RULES[0], "llama"):
         for branch, length in enumerate(result.lengths.tolist()):
@@ -304,9 +304,9 @@ def test_every_end_id_ends_an_output(decoder: str) -> None:
 @_every_decoder
 @pytest.mark.parametrize("precision", [FLOAT32, _BFLOAT16], ids=str)
 def test_the_batch_does_not_matter(decoder: str, precision: Precision) -> None:
-    """Any number of places, any order, a prompt alone or twice: every prompt has the same outputs.
+    """With any number of slots, any order, a prompt alone or twice, every prompt has the same outputs.
 
-    In bfloat16 that is no promise, since a sum can end on either side of a tie, and on which depends on the processor:
+    In bfloat16 there is no such promise, since a sum may round to either side of a tie, which depends on the processor:
     at most one prompt in five may differ.
     """
     compared = differing = 0
@@ -335,8 +335,8 @@ def test_the_batch_does_not_matter(decoder: str, precision: Precision) -> None:
 def test_long_prompts_in_chunks_have_the_outputs_of_whole_ones(
     decoder: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts that are padded to 32 and 64 positions, or to 16 and 48, go through the layers seven at a time."""
-    # Another model for the compiler, which would take the programs of whole prompts for these.
+    """Prompts padded to 32 and 64 positions, or 16 and 48, and prefilled in chunks of seven give the same outputs."""
+    # Another model for the compiler, which would use the programs of whole prompts for these.
     config = dataclasses.replace(_config(kind), max_positions=129)
     checkpoint = checkpoint_of(config, _model(kind).arrays)
     seen = []
@@ -355,7 +355,7 @@ def test_long_prompts_in_chunks_have_the_outputs_of_whole_ones(
 def test_prompts_that_begin_alike_have_the_outputs_of_others(
     decoder: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What all prompts of a width begin with goes through the layers once; outputs are as if each did it alone."""
+    """A common prefix of all prompts of a width is prefilled once, and outputs are as without sharing."""
     generator = np.random.default_rng(3)
     begun = generator.integers(0, 64, size=36).tolist()
     prompts = [[*begun, *generator.integers(0, 64, size=1 + index % 9).tolist()] for index in range(10)]

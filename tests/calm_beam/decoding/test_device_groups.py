@@ -60,7 +60,7 @@ def model(family):
 
 family, precision = sys.argv[2], Precision(dtype=sys.argv[3])
 if family == "llama":
-    # What they share is gone through once.
+    # Their common prefix is prefilled once.
     prompts = [[*range(2, 42), *prompt] for prompt in prompts]
 near = 1e-4 if precision.dtype == "float32" else 0.05
 
@@ -137,7 +137,7 @@ def _run(program: str, *arguments: str, devices: int = 8) -> str:
 
 
 def _differing(parts: str, *arguments: str) -> tuple[int, int]:
-    """Returns how many outputs differ, and of how many: with eight devices as one model, or two models of two each."""
+    """Returns how many outputs differ, and their total, with eight devices as one model, or two models of two each."""
     # Every model is compiled for its own devices.
     differing, _, compared = _run(_PARITY, parts, *arguments, devices=8 if parts == "8" else 4).split()
     return int(differing), int(compared)
@@ -153,7 +153,7 @@ def _differing(parts: str, *arguments: str) -> tuple[int, int]:
         ("8", "t5", ("entropy", "patience", "oracle")),
         ("2", "llama", ("softmax", "state/projected")),
         ("2", "exits", ("softmax", "state/from_first_exit")),
-        # Heads of queries are divided, the fewer ones of keys are not.
+        # Query heads are divided; the fewer key heads are not.
         ("8", "llama", ("softmax",)),
     ],
     ids=["eight", "two", "measures", "decoder_only_two", "own_exits_two", "decoder_only_eight"],
@@ -161,8 +161,8 @@ def _differing(parts: str, *arguments: str) -> tuple[int, int]:
 def test_devices_that_share_a_model_give_the_outputs_of_one(parts: str, family: str, rules: tuple[str, ...]) -> None:
     """Sweep, served decoder and batch decoder on two or eight devices a model decide as on one device.
 
-    Each device holds its part of the weights and of the keys and values alone. Near ties, of which there may be few,
-    are outputs that differ.
+    Each device holds only its part of the weights and of the keys and values. The few outputs with near ties may
+    differ.
     """
     differing, compared = _differing(parts, family, "float32", *rules)
     assert differing <= compared // 50
@@ -173,9 +173,9 @@ def test_devices_that_share_a_model_give_the_outputs_of_one(parts: str, family: 
 @pytest.mark.parametrize("parts", ["2", "8"])
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_devices_that_share_a_model_compute_in_bfloat16(parts: str, family: str) -> None:
-    """What they hold is bfloat16, and what they add up float32: outputs are those of one device, but near ties.
+    """Devices hold bfloat16 and add float32: outputs are those of one device, but for near ties.
 
-    There are more of those than in float32: a sum may end on either side of one.
+    There are more near ties than in float32, since a sum may round to either side of one.
     """
     differing, compared = _differing(parts, family, "bfloat16", "softmax")
     assert differing <= compared // 10
@@ -224,7 +224,7 @@ print(same)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_threads_take_turns_with_devices() -> None:
-    """Single prompts in two threads beside a batch, of weights that were placed once, have their outputs.
+    """Single prompts in two threads while a batch runs, with weights placed once, have their usual outputs.
 
     No thread waits forever. A certified head is refused.
     """
@@ -240,7 +240,7 @@ import numpy as np
 from calm_beam.checkpoints import StoredArray, load_checkpoint
 from calm_beam.decoding import device_groups
 
-# By number of the read: threads of JAX drop arrays, too, so that no sum is kept.
+# By number of the read, without a running sum, since threads of JAX drop arrays, too.
 held, peak = {}, 0
 
 def alive():
@@ -256,7 +256,7 @@ def counted(self, index):
     weakref.finalize(values, held.pop, number)
     return values
 
-# What the devices hold is theirs: it must not be the very memory that was read, which would count as the host's.
+# Devices must hold copies, not the memory that was read, which would count as the host's.
 put = jax.device_put
 jax.device_put = lambda values, device=None, **options: put(values, device, may_alias=False, **options)
 StoredArray.__getitem__ = counted
@@ -264,7 +264,7 @@ checkpoint = load_checkpoint(sys.argv[1])
 group, *_ = device_groups.device_groups(checkpoint.config, model_parallelism=int(sys.argv[2]))
 on_group = device_groups.placed(checkpoint, group)
 total = sum(array.nbytes for array in on_group.arrays.values())
-# JAX holds the last few for a while.
+# JAX keeps the last few for a while.
 for _ in range(20):
     jax.block_until_ready(put(np.zeros(8, np.float32), jax.local_devices()[0], may_alias=False))
     gc.collect()
@@ -286,9 +286,9 @@ print(peak, total)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("layout", ["native", "hugging_face", "t5x"])
 def test_the_host_never_holds_the_model(tmp_path: pathlib.Path, layout: str) -> None:
-    """Loading a model of 270 MB, its fingerprint included, and giving it to eight devices takes less than a quarter.
+    """Loading a model of 270 MB with its fingerprint, and placing it on eight devices, takes less than a quarter of it.
 
-    What is counted are the arrays that were read and not yet dropped, at their most.
+    The count is the peak of the arrays that were read and not yet dropped.
     """
     config = build_config(
         vocab_size=8000, emb_dim=512, num_heads=8, head_dim=64, mlp_dim=2048, num_encoder_layers=7, num_decoder_layers=7
@@ -306,7 +306,7 @@ def test_the_host_never_holds_the_model(tmp_path: pathlib.Path, layout: str) -> 
 
 
 def test_a_stored_array_is_read_for_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one device an array is read once, whole; one that is placed already stays where it is."""
+    """On one device an array is read once, whole; a placed array stays where it is."""
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     reads = []
 
@@ -322,7 +322,7 @@ def test_a_stored_array_is_read_for_one_device(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_devices_that_are_left_over_are_refused() -> None:
-    """The number of devices must be a multiple of those that share a model; what cannot be divided is named."""
+    """The number of devices must be a multiple of those that share a model; the indivisible number is named."""
     config = build_config(num_heads=6, mlp_dim=36)
     with pytest.raises(UsageError, match="model_parallelism is 3, but this process has 1 device: that many must be"):
         device_groups(config, model_parallelism=3)
@@ -331,7 +331,7 @@ def test_devices_that_are_left_over_are_refused() -> None:
 
 
 def test_placing_a_model_twice_moves_nothing() -> None:
-    """Decoders that are made of one placed model share its weights."""
+    """Decoders of one placed model share its weights."""
     checkpoint = placed(build_checkpoint(), first_device())
     again = placed(checkpoint, first_device())
     assert all(again.arrays[name] is array for name, array in checkpoint.arrays.items())

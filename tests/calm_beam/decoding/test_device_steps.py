@@ -53,7 +53,7 @@ def _parts() -> list[slice]:
 
 
 def _stores(layers: slice) -> list[tuple[jax.Array, ...]]:
-    """Returns stores that may be given away."""
+    """Returns stores that may be donated."""
     return [tuple(jnp.array(values) for values in pair) for pair in _STORES[layers]]
 
 
@@ -67,7 +67,7 @@ def _normed(values: np.ndarray, scale: str) -> np.ndarray:
 
 
 def _kept(layer: int, states: np.ndarray) -> list[np.ndarray]:
-    """Returns the keys and values that a layer, from 1, makes of states, (rows, heads * head_dim)."""
+    """Returns the keys and values that a layer, from 1, computes from states, (rows, heads * head_dim)."""
     name = f"decoder/layers_{layer - 1}"
     normed = _normed(states, f"{name}/pre_self_attention_layer_norm")
     return [normed @ _weights(f"{name}/self_attention/{kernel}/kernel") for kernel in ("key", "value")]
@@ -76,14 +76,14 @@ def _kept(layer: int, states: np.ndarray) -> list[np.ndarray]:
 @pytest.mark.parametrize("measure", ["state", "classifier"])
 @pytest.mark.parametrize("length", [16, 64])
 def test_many_rows_go_through_a_layer_as_few_do(length: int, measure: str) -> None:
-    """Output, keys, values and confidence of 2,048 rows are those of few at a time to the bit, and numpy's."""
+    """Output, keys, values and confidence of 2,048 rows equal those of few at a time to the bit, and numpy's."""
     generator = np.random.default_rng(length)
     steps = generator.integers(0, length, _ROWS).astype(np.int32)
     paths = generator.integers(0, _ROWS, (_ROWS, length)).astype(np.int32)
     nodes = (_ROWS + generator.permutation(_NODES - _ROWS)[:_ROWS]).astype(np.int32)
     paths[np.arange(_ROWS), steps] = nodes
     bias = generator.standard_normal((_HEADS, length)).astype(np.float32)
-    # What comes later in a path belongs to others, and may be anything.
+    # Later positions of a path belong to others and may hold anything.
     stores = [values.copy() for values in _STORES[1]]
     for values in stores:
         values[_ROWS - 1] = np.nan
@@ -143,7 +143,7 @@ def _attended_over_paths(
     steps: np.ndarray,
     bias: np.ndarray,
 ) -> np.ndarray:
-    """Returns numpy's attention of rows to their paths; checks the keys and values that were made of them."""
+    """Returns numpy's attention of rows to their paths; checks the keys and values computed from them."""
     kept = _kept(2, inputs)
     for values, expected in zip(made, kept, strict=True):
         np.testing.assert_allclose(values, expected, rtol=0, atol=2e-5)
@@ -182,7 +182,7 @@ def _rest_of_a_layer(
 
 @pytest.mark.parametrize("lengths", [[1], [3, 1, 4, 1, 5, 9, 2, 6], [32, 32], [70, 1, 40]])
 def test_groups_of_rows(lengths: list[int]) -> None:
-    """Rows of one prompt stand in few groups, each of one tile, at ranks of their own; padding stands in none."""
+    """Rows of one prompt are in few groups, each in one tile, at their own ranks; padding is in none."""
     places = np.repeat(np.random.default_rng(0).permutation(len(lengths)), lengths).astype(np.int32)
     size = whole_tiles(len(places))
     found = grouped(places, size)
@@ -193,7 +193,7 @@ def test_groups_of_rows(lengths: list[int]) -> None:
     assert (found["ranks"] < ranks()).all()
     np.testing.assert_array_equal(found["places"][of_rows[0] * tile_rows() + of_rows[1]], places)
     assert (found["groups"][len(places) :] >= tile_rows()).all()
-    # Of each prompt in each tile, full groups and one more.
+    # Each prompt has full groups and one more in each tile.
     for tile, place in set(zip(of_rows[0].tolist(), places.tolist(), strict=True)):
         here = (of_rows[0] == tile) & (places == place)
         assert len(set(of_rows[1][here])) == -(-here.sum() // ranks())
@@ -201,7 +201,7 @@ def test_groups_of_rows(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("measure", ["softmax", "softmax_max"])
 def test_many_rows_are_decided_as_few_are(measure: str) -> None:
-    """Token and confidence of 2,048 states, of any layers, are those of few at a time, and numpy's."""
+    """Token and confidence of 2,048 states, of any layers, equal those of few at a time, and numpy's."""
     layers = np.random.default_rng(2).integers(1, _DEPTH + 1, _ROWS).astype(np.int32)
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
@@ -227,7 +227,7 @@ def test_many_rows_are_decided_as_few_are(measure: str) -> None:
 
 
 def _skipped() -> tuple[np.ndarray, np.ndarray]:
-    """Returns exit layers, (rows,), and the nodes of the layers above, (layers - 1, rows), none where not skipped."""
+    """Returns exit layers, (rows,), and the nodes of the layers above, (layers - 1, rows), none if not skipped."""
     generator = np.random.default_rng(3)
     layers = generator.integers(1, _DEPTH, _ROWS).astype(np.int32)
     nodes = np.stack([_ROWS + generator.permutation(_NODES - _ROWS)[:_ROWS] for _ in range(_DEPTH - 1)])
@@ -236,7 +236,7 @@ def _skipped() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _assert_stores(made: list[Any], nodes: np.ndarray, expected: dict[tuple[int, int], np.ndarray]) -> None:
-    """Checks layers 2 to L: `expected` by layer and part, and everything else as it was."""
+    """Checks layers 2 to L: `expected` by layer and part, and everything else unchanged."""
     for layer, pair in enumerate(made, start=2):
         is_skipped = nodes[layer - 2] < _NODES
         for part, values in enumerate(pair):
@@ -246,7 +246,7 @@ def _assert_stores(made: list[Any], nodes: np.ndarray, expected: dict[tuple[int,
 
 
 def test_many_rows_are_filled_as_numpy_does() -> None:
-    """Skipped layers make keys and values of 2,048 states; all other nodes stay as they are."""
+    """Skipped layers compute keys and values from 2,048 states as numpy does; all other nodes are unchanged."""
     layers, nodes = _skipped()
     made = device_steps.fill_skipped(
         _MODEL,
@@ -264,7 +264,7 @@ def test_many_rows_are_filled_as_numpy_does() -> None:
 
 
 def test_many_rows_are_copied() -> None:
-    """Skipped layers take over 2,048 keys and values, bit for bit; all other nodes stay as they are."""
+    """Skipped layers copy 2,048 keys and values, bit for bit; all other nodes are unchanged."""
     layers, nodes = _skipped()
     source_nodes = np.random.default_rng(4).permutation(_ROWS).astype(np.int32)
     told = CopiedRows(layers=layers, source_nodes=source_nodes, nodes=nodes.T)
@@ -279,7 +279,7 @@ def test_many_rows_are_copied() -> None:
 
 
 def test_many_sources_are_encoded_as_few_are() -> None:
-    """Keys and values of 256 sources of 32 tokens are those of 8 at a time, and go where they were sent."""
+    """Keys and values of 256 sources of 32 tokens are those of 8 at a time, and are stored at the given places."""
     tokens = np.random.default_rng(5).integers(0, _CONFIG.vocab_size, (256, 32)).astype(np.int32)
     places = np.random.default_rng(6).permutation(256).astype(np.int32)
 
@@ -305,7 +305,7 @@ def test_many_sources_are_encoded_as_few_are() -> None:
 
 
 def test_what_an_earlier_prompt_left_in_a_place_is_gone() -> None:
-    """Sources that are narrower than their places leave zeros behind them: what is masked there must be numbers."""
+    """Sources narrower than their places are followed by zeros, since masked positions must be finite."""
     tokens = np.random.default_rng(5).integers(1, _CONFIG.vocab_size, (4, 16)).astype(np.int32)
     tokens[1, 9:] = 0
     places = np.array([5, 0, 8, 2], np.int32)
@@ -333,7 +333,7 @@ def test_what_an_earlier_prompt_left_in_a_place_is_gone() -> None:
 def _lowered(step: str) -> Any:
     """Returns a step, or a layer's end with a measure, lowered for few of 2,048 rows."""
     states = jnp.array(_STATES)
-    # As large as no other array here.
+    # No other array here is as large.
     shape = (_ROWS // _RANKS, _HEADS, source_positions(_SOURCE), _HEAD)
     cross = (jnp.zeros(shape), jnp.zeros(shape))
     mask = jnp.ones((_ROWS // _RANKS, source_positions(_SOURCE)), bool)
@@ -382,7 +382,7 @@ def _no_rows(kind: type[ToldRows], several: int = 0) -> jax.Array:
     ["embed", "admit", "softmax", "state", "classifier", "fill_skipped", "copy_skipped"],
 )
 def test_buffers_are_changed_in_place(step: str) -> None:
-    """No step copies a buffer that it takes over: with few rows in a large one, that costs more than all the rest."""
+    """No step copies a donated buffer: with few rows in a large one, that would cost more than everything else."""
     compiled = _lowered(step).compile().as_text()
     buffers = {
         "embed": [_STATES.shape],

@@ -84,9 +84,9 @@ print("same")
 
 @pytest.mark.timeout(180)
 def test_two_devices_give_the_outputs_of_one() -> None:
-    """Prompts spread over two devices come back all, once, and as from one, also from the second alone.
+    """Prompts spread over two devices all come back once with the outputs of one, also from the second device alone.
 
-    A device's error is raised when the others have stopped.
+    A device's error is raised after the others have stopped.
     """
     run = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

@@ -1,4 +1,4 @@
-"""The served decoder against the sweep, and proof that it leaves out what it skips."""
+"""The served decoder against the sweep, and proof that it does not compute skipped layers."""
 
 import collections
 import concurrent.futures
@@ -26,7 +26,7 @@ from tests.instruction_sets import needs_native
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
-# As small as it can be with layers to skip, since every rule is compiled for every batch size.
+# The smallest model with layers to skip, since every rule is compiled for every batch size.
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
 _THRESHOLDS = (1.0, 0.93, 0.7, 0.5, 0.3, 0.0)
@@ -74,7 +74,7 @@ def _assert_same(one: BranchResult, other: BranchResult) -> None:
 @needs_native
 @pytest.mark.parametrize("confidence", ["softmax", "softmax_max", "entropy"])
 def test_a_threshold_within_an_interval_is_left_to_the_exact_head(confidence: str) -> None:
-    """A confidence that a threshold equals, or exceeds by the least, decides as it does without a certified head."""
+    """A confidence that equals a threshold, or exceeds it by the least, decides as without a certified head."""
     rule = ExitRule(confidence=confidence)
     made = {
         form: EarlyExitDecoder(
@@ -85,7 +85,7 @@ def test_a_threshold_within_an_interval_is_left_to_the_exact_head(confidence: st
         )
         for form in ("exact", "int8")
     }
-    # Of the first tokens, which no threshold has moved yet.
+    # Confidences of the first tokens, which no threshold has changed yet.
     reached = [result.confidences[0] for _, result in sorted(made["exact"].decode(_PROMPTS))]
     for place, (prompt, value) in enumerate(zip(_PROMPTS, reached, strict=True)):
         for threshold, leaves in ((value, True), (np.nextafter(value, np.float32(2)), False)):
@@ -102,10 +102,10 @@ def test_a_threshold_within_an_interval_is_left_to_the_exact_head(confidence: st
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [*_all_rules()], ids=_name)
 def test_every_output_of_every_rule_is_the_sweeps(rule: ExitRule) -> None:
-    """Every measure with every propagation, schedule and set of exit layers, and both batch sizes."""
+    """Every measure with every propagation, schedule, set of exit layers and batch size gives the sweep's outputs."""
     checkpoint = build_checkpoint(_CONFIG)
     expected = DECODERS["sweep"].decode(checkpoint, rule, _PROMPTS, thresholds=_THRESHOLDS)
-    # The served full model does not ask the layers whose tokens `patience` compares.
+    # The served full model does not test the layers whose tokens `patience` compares.
     within = 1 if rule.patience else 1e-5
     for batch_size in (1, 3):
         served = DECODERS["served"].decode(checkpoint, rule, _PROMPTS, thresholds=_THRESHOLDS, batch_size=batch_size)
@@ -125,14 +125,14 @@ def test_every_output_of_every_rule_is_the_sweeps(rule: ExitRule) -> None:
     batch_size=st.sampled_from([1, 3]),
 )
 def test_any_prompts_at_any_threshold(seed: int, threshold: float, prompts: list[list[int]], batch_size: int) -> None:
-    """Whatever the weights, prompts and threshold, the output is the sweep's."""
+    """With any weights, prompts and threshold, the output is the sweep's."""
     checkpoint = build_checkpoint(_CONFIG, seed=seed)
     served = DECODERS["served"].decode(checkpoint, _RULE, prompts, thresholds=(threshold,), batch_size=batch_size)
     assert_all_same(served, DECODERS["sweep"].decode(checkpoint, _RULE, prompts, thresholds=(threshold,)))
 
 
 def _with_broken_layers(checkpoint: Checkpoint, layers: Sequence[int], *, keep: Sequence[str] = ()) -> Checkpoint:
-    """Returns a model with NaN in the given decoder layers, but for arrays whose name has one of `keep` in it."""
+    """Returns a model with NaN in the given decoder layers, except arrays whose name contains one of `keep`."""
     arrays = dict(checkpoint.arrays)
     for name in arrays:
         is_broken = any(f"decoder/layers_{layer - 1}/" in name for layer in layers)
@@ -141,13 +141,13 @@ def _with_broken_layers(checkpoint: Checkpoint, layers: Sequence[int], *, keep: 
     return checkpoint_of(checkpoint.config, arrays)
 
 
-# What makes a skipped layer's keys and values.
+# The arrays that compute a skipped layer's keys and values.
 _FILLING = ("self_attention/key", "self_attention/value", "pre_self_attention_layer_norm")
 
 
 @pytest.mark.parametrize(("confidence", "batch_size"), [("softmax", 1), ("classifier", 3), ("static", 1)])
 def test_skipped_layers_leave_no_trace(confidence: str, batch_size: int) -> None:
-    """Where all tokens leave below them, layers of NaN, of which only keys and values are sound, change nothing."""
+    """If all tokens exit below them, layers of NaN with valid weights for keys and values change nothing."""
     checkpoint, rule = build_checkpoint(_CONFIG), ExitRule(confidence=confidence, min_exit_layer=2)
     threshold = 2 / _DEPTH if confidence == "static" else 0.0
     expected = serve(checkpoint, rule, _PROMPTS, threshold, batch_size=batch_size)
@@ -156,12 +156,12 @@ def test_skipped_layers_leave_no_trace(confidence: str, batch_size: int) -> None
         assert set(sound.exit_layers[: sound.length].tolist()) <= {2}
         assert result.is_finite
         _assert_same(result, sound)
-    # They are not simply ignored: the full model falls over them.
+    # The full model gives NaN, so these layers are not ignored everywhere.
     assert not any(result.is_finite for result in serve(broken, rule, _PROMPTS, None, batch_size=batch_size))
 
 
 def test_shorter_widths_come_first() -> None:
-    """Prompts of several widths come back under their own index, shorter widths first, in the order given."""
+    """Prompts of several widths come back under their own index, shorter widths first, in the given order."""
     decoder = EarlyExitDecoder(
         build_checkpoint(_CONFIG), Branch.at(_RULE, 0.5, max_decode_length=STEPS), max_input_length=64, batch_size=2
     )
@@ -169,7 +169,7 @@ def test_shorter_widths_come_first() -> None:
 
 
 def test_threads_share_a_decoder() -> None:
-    """Several threads that decode with one decoder at a time get what one alone gets."""
+    """Several threads with one decoder get the outputs of one thread."""
     decoder = EarlyExitDecoder(build_checkpoint(_CONFIG), Branch.at(_RULE, 0.5, max_decode_length=STEPS))
     expected = [dict(decoder.decode([prompt]))[0] for prompt in _PROMPTS]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -179,7 +179,7 @@ def test_threads_share_a_decoder() -> None:
 
 
 def test_one_compilation_serves_every_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoders that differ in their threshold alone trace, and so compile, once."""
+    """Decoders that differ only in their threshold compile once."""
     traced: list[object] = []
     encode = EarlyExitT5.encode
 
@@ -189,13 +189,16 @@ def test_one_compilation_serves_every_threshold(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(EarlyExitT5, "encode", counted)
     for threshold in (0.9, 0.1, 0.0):
-        # A length of its own, which nothing has been compiled for.
+        # A length of its own, for which nothing has been compiled.
         serve(build_checkpoint(_CONFIG), _RULE, _PROMPTS[:1], threshold, max_decode_length=6)
     assert len(traced) == 1
 
 
 def test_a_decoder_by_another_branch_is_as_one_made_for_it() -> None:
-    """Weights and head are shared, outputs are those of that threshold, and the first decoder stays as it was."""
+    """A decoder for another branch shares weights and head with the first, and has that threshold's outputs.
+
+    The first decoder does not change.
+    """
     checkpoint = build_checkpoint(_CONFIG)
     first = EarlyExitDecoder(checkpoint, Branch.at(_RULE, 0.5, max_decode_length=STEPS))
     before = dict(first.decode(_PROMPTS))
@@ -209,7 +212,7 @@ def test_a_decoder_by_another_branch_is_as_one_made_for_it() -> None:
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, 5.0, float("nan")])
 def test_thresholds_outside_of_0_to_1_are_refused(threshold: float) -> None:
-    """The message has the value, and says how to never exit."""
+    """The message has the threshold, and says how to never exit."""
     with pytest.raises(ValueError, match=rf"threshold must be in \[0, 1\], or None to never exit; got {threshold}"):
         EarlyExitDecoder(build_checkpoint(_CONFIG), Branch.at(_RULE, threshold, max_decode_length=5))
 
@@ -224,7 +227,7 @@ def test_thresholds_outside_of_0_to_1_are_refused(threshold: float) -> None:
 )
 @pytest.mark.parametrize("threshold", [0.5, None])
 def test_rules_that_need_the_full_model_are_refused(rule: ExitRule, named: str, threshold: float | None) -> None:
-    """Where every layer has to run anyway there is nothing to serve; the message names what asks for it."""
+    """A rule that runs every layer anyway is refused; the message names the setting that needs them."""
     with pytest.raises(
         ValueError, match=f"nothing can be skipped with {named}: it needs every layer.*Decode it with the sweep"
     ):
@@ -232,7 +235,7 @@ def test_rules_that_need_the_full_model_are_refused(rule: ExitRule, named: str, 
 
 
 def test_thresholds_by_position_take_the_place_of_the_schedule() -> None:
-    """Given what Eq. 5 makes of a threshold, a decoder of the constant schedule generates as one of that schedule."""
+    """A decoder of the constant schedule with Eq. 5's thresholds by position generates as one of that schedule."""
     checkpoint, decay = build_checkpoint(_CONFIG), ExitRule(schedule="decay", tau=4.0)
     positions = scheduled_thresholds(decay, (0.6,), max_decode_length=STEPS)[:, 0].tolist()
     decoder = EarlyExitDecoder(checkpoint, Branch.at(ExitRule(), 0.6, positions, max_decode_length=STEPS))
@@ -255,14 +258,14 @@ def test_thresholds_by_position_take_the_place_of_the_schedule() -> None:
 def test_thresholds_by_position_that_do_not_fit_are_refused(
     threshold: float | None, positions: list[float], message: str
 ) -> None:
-    """There is one for each token, and none for the full model."""
+    """There must be one threshold for each token, and none for the full model."""
     with pytest.raises(ValueError, match=message):
         EarlyExitDecoder(build_checkpoint(_CONFIG), Branch.at(_RULE, threshold, positions, max_decode_length=5))
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple[str, int]]]:
-    """Counts what is really executed: calls of (method, layer), with layer 0 for the output head."""
+    """Counts the calls that are executed, by (method, layer), with layer 0 for the output head."""
     counter: collections.Counter[tuple[str, int]] = collections.Counter()
 
     def count(name: str) -> None:
@@ -275,7 +278,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
 
         monkeypatch.setattr(EarlyExitT5, name, counted)
 
-    # What was compiled before does not count, and what is compiled here must not be used later.
+    # Earlier compilations do not count, and code compiled here must not be used later.
     jax.clear_caches()
     for name in ("decoder_layer", "self_keys_values", "head_inputs"):
         count(name)
@@ -296,7 +299,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
 def test_only_the_work_that_is_needed_is_done(
     calls: collections.Counter[tuple[str, int]], rule: ExitRule, threshold: float, batch_size: int
 ) -> None:
-    """A layer runs once a step if some row goes that far, and never else; the vocabulary is not projected to twice."""
+    """A layer runs once a step if some row reaches it, else never, and the head at most once per layer."""
     prompts = _PROMPTS[:3]
     results = serve(build_checkpoint(_CONFIG), rule, prompts, threshold, batch_size=batch_size)
     jax.effects_barrier()
@@ -316,7 +319,7 @@ def test_only_the_work_that_is_needed_is_done(
 
 
 def test_static_exits_have_nothing_above_them(calls: collections.Counter[tuple[str, int]]) -> None:
-    """With static exits nobody reads what higher layers would keep: they make neither states nor keys and values."""
+    """With static exits no layer computes states, keys or values above them, since nothing reads these."""
     results = serve(build_checkpoint(_CONFIG), ExitRule(confidence="static"), _PROMPTS[:3], 2 / _DEPTH)
     jax.effects_barrier()
     tokens = sum(result.length for result in results)

@@ -1,4 +1,4 @@
-"""The width at which a batch goes through prompts, finer than the one at which it keeps what they leave."""
+"""The width at which a batch prefills prompts, which is finer than the width of their KV cache."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def _decode(kind: str, prompts: Sequence[Sequence[int]] = _PROMPTS, **options: A
 
 @pytest.fixture
 def widths(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], set[int]]:
-    """At which widths each prompt, without its padding, was gone through."""
+    """The widths at which each prompt, without its padding, was prefilled."""
     seen: dict[tuple[int, ...], set[int]] = {}
 
     def watched(prefill: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def widths(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], set[int]]:
 
 
 def test_it_is_fine_enough_and_the_same_for_every_room() -> None:
-    """It holds the prompt, and is the same wherever the keys and values are kept, unless that is narrower."""
+    """It holds the prompt, and does not depend on the width of the KV cache, unless that is narrower."""
     for length in range(1, 201):
         fine = encoded_width(length, 512)
         assert length <= fine <= max(16, 2 * length)
@@ -70,7 +70,7 @@ def test_it_is_fine_enough_and_the_same_for_every_room() -> None:
 
 
 def test_all_of_them_are_known() -> None:
-    """Of a bucket above the one before, and of one that all prompts share."""
+    """All widths are known, of a bucket above another one, and of a single bucket."""
     narrower = 0
     found: list[int] = []
     for width in widths_up_to(512):
@@ -82,7 +82,7 @@ def test_all_of_them_are_known() -> None:
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_it_depends_on_the_prompt_alone(kind: str, widths: dict[tuple[int, ...], set[int]]) -> None:
-    """Whatever the order, the company, the number of slots, and the room for widths."""
+    """The width does not depend on order, batch, number of slots, or the room for widths."""
     expected = {tuple(prompt): {encoded_width(len(prompt), 64)} for prompt in _PROMPTS}
     # With so few tokens, all prompts are kept at one width.
     for slots, tokens in ((2, 100_000), (14, 100_000), (6, 250)):
@@ -96,7 +96,7 @@ def test_it_depends_on_the_prompt_alone(kind: str, widths: dict[tuple[int, ...],
 
 
 def test_an_open_batch_takes_prompts_in_their_order(widths: dict[tuple[int, ...], set[int]]) -> None:
-    """Those of a bucket that come together are begun together, whatever the widths at which they are gone through."""
+    """Prompts of one bucket that arrive together start together, whatever their prefill widths."""
     opened = _decoder("t5", thresholds=(), slots=10).open_batch()
     requests = [Request(prompt) for prompt in _PROMPTS]
     queues = opened.queues()
@@ -114,7 +114,7 @@ def test_an_open_batch_takes_prompts_in_their_order(widths: dict[tuple[int, ...]
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_it_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs are those of prompts that are gone through at the width at which they are kept."""
+    """Outputs are those of prompts prefilled at the width of their KV cache."""
     fine = _decode(kind)
     monkeypatch.setattr(batch, "encoded_width", lambda length, width: width)
     assert_all_same(fine, _decode(kind))
@@ -124,7 +124,7 @@ def test_it_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_changes_nothing_after_what_all_begin_with(
     widths: dict[tuple[int, ...], set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts that go on after a common beginning may end at either width of their bucket."""
+    """Prompts after a common prefix may end at either width of their bucket with the same outputs."""
     generator = np.random.default_rng(3)
     begun = generator.integers(2, 63, size=34).tolist()
     prompts = [[*begun, *generator.integers(2, 63, size=3 * index).tolist()] for index in range(10)]

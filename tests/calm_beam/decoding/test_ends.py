@@ -14,6 +14,6 @@ from calm_beam.decoding.branches import is_end
 def test_any_of_the_ids_ends_an_output(
     make: Callable[[list[list[int]]], np.ndarray], end_ids: tuple[int, ...], expected: list[list[int]]
 ) -> None:
-    """On the host and on the device, one id or several."""
+    """On the host and on the device, one id or several end an output."""
     found = is_end(make([[0, 1], [5, 7]]), end_ids)
     assert np.asarray(found).astype(int).tolist() == expected

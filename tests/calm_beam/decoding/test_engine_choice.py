@@ -1,4 +1,4 @@
-"""Which engine decodes: by fixed rules, which name what they refuse."""
+"""The choice of the engine by fixed rules, and the refusals."""
 
 import dataclasses
 import os
@@ -71,7 +71,7 @@ def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
     ],
 )
 def test_the_engine_goes_by_fixed_rules(changes: dict[str, Any], expected: EngineRecord) -> None:
-    """Native code where it is there and the model is one for it; else XLA. Certified heads where code is tuned."""
+    """Native code decodes if available for the model, else XLA; heads are certified if the code is tuned."""
     assert _chosen(**changes) == expected
 
 
@@ -90,7 +90,7 @@ def test_the_engine_goes_by_fixed_rules(changes: dict[str, Any], expected: Engin
     ],
 )
 def test_native_code_that_cannot_decode_is_refused(changes: dict[str, Any], reason: str) -> None:
-    """Where it is asked for by name, with the reason and the way out."""
+    """Native code that is requested and cannot decode is refused with the reason and the way out."""
     with pytest.raises(UsageError, match="engine is native, but native code cannot decode") as error:
         _chosen("native", **changes)
     assert reason in str(error.value)
@@ -110,7 +110,7 @@ def test_native_code_that_cannot_decode_is_refused(changes: dict[str, Any], reas
     ],
 )
 def test_a_certified_head_without_native_code_is_refused(changes: dict[str, Any], reason: str) -> None:
-    """Where it is asked for by name, with the reason and the way out; `auto` takes the exact head instead."""
+    """A requested certified head without native code is refused with a way out; `auto` takes the exact head."""
     with pytest.raises(UsageError) as error:
         _chosen(**{"exit_head": "int8", **changes})
     assert str(error.value).startswith(f"exit_head is int8, but {reason}. ")
@@ -119,13 +119,13 @@ def test_a_certified_head_without_native_code_is_refused(changes: dict[str, Any]
 
 
 def test_other_names_are_refused() -> None:
-    """With those that there are."""
+    """Another name is refused with the list of known ones."""
     with pytest.raises(ValueError, match="engine must be one of auto, native, xla; got 'cuda'"):
         _chosen("cuda")
 
 
 def test_neither_clock_nor_free_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without free memory and with a clock that runs backwards takes the same engine, and decodes alike."""
+    """Without free memory, and with a clock that runs backwards, the same engine is chosen and decodes alike."""
     checkpoint = build_checkpoint()
     made = []
     for free, ticks in ((1 << 40, 1.0), (0, -1.0)):
@@ -144,7 +144,7 @@ def test_neither_clock_nor_free_memory_decides(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_was_recorded_is_taken_where_it_can_be() -> None:
-    """An engine that is asked for counts; else the recorded one, if this machine has it."""
+    """A requested engine is taken; else the recorded one, if this machine has it."""
     native, xla = _chosen(config=_LARGE), _chosen("xla", config=_LARGE)
     given = _given(config=_LARGE)
     for recorded in (native, xla, _chosen("native", "exact", config=_LARGE)):
@@ -162,21 +162,24 @@ def test_what_was_recorded_is_taken_where_it_can_be() -> None:
 @pytest.mark.parametrize("head", ["int8", "bfloat16"])
 @pytest.mark.parametrize("name", ["native", "xla"])
 def test_of_a_head_that_is_gone_the_nearest_engine_is_taken(name: str, head: str) -> None:
-    """What runs the layers stays, the exact head decides, and both engines are told apart."""
+    """If the recorded head does not exist here, layers keep their engine and the exact head decides.
+
+    It counts as another engine.
+    """
     given = _given(config=_LARGE)
     nearest = _chosen(name, "exact", config=_LARGE)
     recorded = dataclasses.replace(nearest, head=head)
     found = chosen_engine(**asked_like(recorded, engine="auto", exit_head="auto", **given), **given)
     assert found == nearest
     assert found.is_unlike(recorded)
-    # Elsewhere, whatever there is.
+    # On other machines, any engine.
     without = _given(config=_LARGE, machine=_NOT_BUILT)
     found = chosen_engine(**asked_like(recorded, engine="auto", exit_head="auto", **without), **without)
     assert found == _engine("xla", "cpu avx2", "exact")
 
 
 def test_a_worker_with_another_engine_refuses() -> None:
-    """It names both engines, and says what to do; one that does not know its run's instructions goes on."""
+    """A worker with another engine refuses and names both; one that does not know its run's instructions continues."""
     assigned = _engine("native", "avx512_vnni", "uint8")
     check_assigned(assigned, assigned)
     check_assigned(assigned, None)
@@ -190,7 +193,7 @@ def test_a_worker_with_another_engine_refuses() -> None:
 
 
 def test_decoders_say_what_they_are() -> None:
-    """What native code has here, by each of its instruction sets; XLA where there is none, or it is asked for."""
+    """A decoder reports native code with its instruction set, or XLA if there is none or it is requested."""
     checkpoint, rule = build_checkpoint(), ExitRule()
     branches = sweep_branches(rule, (0.5,), max_decode_length=4)
 
@@ -219,7 +222,7 @@ def test_decoders_say_what_they_are() -> None:
 
 
 def test_a_processor_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is decoded; not where it has such instructions, on a GPU, or in float32."""
+    """A processor without bfloat16 instructions is reported before decoding, but not on a GPU or in float32."""
     monkeypatch.setattr(engine_choice, "_features", lambda: frozenset({"avx2", "fma"}))
     said = slow_arithmetic(_BFLOAT16, _HERE)
     assert said is not None
@@ -231,7 +234,7 @@ def test_a_processor_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_platform_is_found_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By device files; where these show an accelerator, another process is asked."""
+    """The platform is found by device files; if these show an accelerator, another process determines it."""
     monkeypatch.setattr(engine_choice, "has_accelerators", lambda: False)
     monkeypatch.setattr(engine_choice, "_asked_device", lambda: pytest.fail("asked"))
     assert Machine.here().platform == "cpu"
@@ -243,7 +246,7 @@ def test_the_platform_is_found_without_jax(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_another_process_says_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What JAX would compute on there, whatever else is printed."""
+    """The other process reports JAX's device, whatever else it prints."""
     monkeypatch.setitem(os.environ, "JAX_PLATFORMS", "cpu")
     monkeypatch.setattr(engine_choice, "_ASKS_JAX", f"print('a plugin greets'); {engine_choice._ASKS_JAX}")
     engine_choice._asked_device.cache_clear()
@@ -251,7 +254,7 @@ def test_another_process_says_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_kinds_of_accelerators_are_different_engines() -> None:
-    """What an H100 has calibrated is not what an L4 serves, nor what four of them do that share a model."""
+    """An H100, an L4, and four L4s that share a model are three engines."""
     h100, l4 = (Machine(platform="gpu", kind=kind, native=None) for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA L4"))
     engines = [_engine("xla", made_for, "exact") for made_for in (h100.xla_instructions(), l4.xla_instructions())]
     assert engines[0].is_unlike(engines[1])

@@ -1,4 +1,4 @@
-"""Going on from an output that is known at a higher threshold."""
+"""Decoding that continues from a known output at a higher threshold."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def _decoder(rule: ExitRule, thresholds: tuple[float, ...], *, with_full_model: 
     ids=lambda rule: f"{rule.confidence}-{rule.state_propagation}-{rule.schedule}",
 )
 def test_blocks_give_the_outputs_of_the_whole_grid(rule: ExitRule) -> None:
-    """Decoding the grid in blocks, each from the last output of the one above, changes no output."""
+    """Decoding the grid in blocks, each from the last output of the block above, changes no output."""
     prompts = _prompts(9)
     whole = dict(_decoder(rule, _GRID).decode(prompts))
     known = None
@@ -71,7 +71,7 @@ def test_blocks_give_the_outputs_of_the_whole_grid(rule: ExitRule) -> None:
 
 
 def test_what_is_known_is_not_decided_again() -> None:
-    """A block costs fewer projections from a known output than without; an output shared whole costs nothing."""
+    """From a known output a block computes fewer head projections than without; an output shared whole takes none."""
     prompts = _prompts(9)
     above = dict(_decoder(ExitRule(), _GRID[:4]).decode(prompts))
     known = [_known(above[index]) for index in range(len(prompts))]

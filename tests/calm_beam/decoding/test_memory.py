@@ -1,4 +1,4 @@
-"""How much a sweep holds, and what it does where that is too much."""
+"""The memory that a sweep holds, and its behaviour if that is too much."""
 
 import dataclasses
 import functools
@@ -60,13 +60,13 @@ def _assert_same(found: dict[int, PromptResult], expected: dict[int, PromptResul
 
 @pytest.fixture(scope="module")
 def expected() -> dict[int, PromptResult]:
-    """Outputs of twelve prompts where memory is no limit."""
+    """Outputs of twelve prompts without a memory limit."""
     return dict(_sweep(slots=12, tokens=100_000).decode(_prompts(12)))
 
 
 @pytest.mark.slow
 def test_prompts_give_way_where_the_budget_is_short() -> None:
-    """A short budget gives the same outputs with some work done again, one with room for a prompt by one and one."""
+    """A short budget gives the same outputs with some work repeated; one with room for a prompt decodes one by one."""
     branches = sweep_branches(ExitRule(), np.linspace(0.9, 0.05, 16).tolist(), max_decode_length=24)
     roomy = _sweep(slots=12, tokens=100_000, branches=branches)
     expected = dict(roomy.decode(_prompts(12)))
@@ -83,7 +83,7 @@ def test_prompts_give_way_where_the_budget_is_short() -> None:
     sampled(
         [
             (3000, 3, [32, 64, 128, 256]),
-            # The least that is accepted: one place, of the widest.
+            # The least accepted budget: one place, of the widest.
             (256 + 4 * _STEPS, 3, [256]),
             (256 + 41 * _STEPS, 40, [256]),
             # Room for some widths: the narrowest prompts are padded further.
@@ -97,7 +97,7 @@ def test_prompts_give_way_where_the_budget_is_short() -> None:
 def test_sources_and_outputs_together_stay_within_the_budget(
     tokens: int, thresholds: int, widths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Positions of all widths and of every layer's store are never more than the budget's, and all prompts end."""
+    """Positions of all widths and of every layer's store never exceed the budget, and all prompts end."""
     sources: dict[int, int] = {}
     held: set[int] = set()
 
@@ -136,7 +136,7 @@ def test_a_full_device_halves_the_budget(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """When the device runs out of memory, what has not ended is decoded again with half the budget, and it is told."""
+    """If the device runs out of memory, unfinished prompts are decoded again with half the budget, with a message."""
     calls = 0
 
     def full_at_first(step: Callable[..., object]) -> Callable[..., object]:
@@ -159,7 +159,7 @@ def test_a_full_device_halves_the_budget(
 
 
 def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only lack of memory is answered with a smaller budget."""
+    """Errors other than lack of memory are raised."""
 
     def broken(*arguments: object, **rows: object) -> object:
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
@@ -171,7 +171,7 @@ def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_budget_is_of_free_memory() -> None:
-    """Without a wish the budget fits into the machine; a wish for fewer prompts or tokens is followed."""
+    """The default budget fits into the machine; a requested number of prompts or tokens is used."""
     group = first_device()
     config = build_config()
     sizes: dict[str, Any] = {"num_branches": 4, "steps": 8, "source": 32, "precision": FLOAT32}
@@ -201,7 +201,7 @@ def test_a_budget_without_room_for_one_prompt_is_refused() -> None:
 
 
 def test_devices_of_another_platform_are_refused() -> None:
-    """What is compiled is for JAX's default platform."""
+    """Devices of a platform other than JAX's default are refused, since programs are compiled for that one."""
 
     class Gpu:
         platform = "gpu"
@@ -215,7 +215,7 @@ def test_devices_of_another_platform_are_refused() -> None:
 
 
 def test_memory_can_be_kept_twice() -> None:
-    """Asking the C library to keep freed memory is harmless, also again."""
+    """The C library can be asked twice to keep freed memory."""
     keep_freed_memory()
     keep_freed_memory()
     assert np.zeros(10_000_000).sum() == 0
@@ -223,7 +223,7 @@ def test_memory_can_be_kept_twice() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_given_back() -> None:
-    """What lies free between blocks in use is kept until the end of a sweep, and then returned to the system."""
+    """Freed memory between used blocks is kept until the end of a sweep, and then returned to the system."""
     code = """
 import os, numpy as np
 from calm_beam.decoding.memory import keep_freed_memory, return_freed_memory
@@ -244,7 +244,7 @@ print(held - kept, kept - resident())
 
 
 def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps of nine to twelve prompts hold the same buffers; each gives freed memory back, also one that is left."""
+    """Sweeps of nine to twelve prompts use equal buffers; each returns freed memory, also when it is left early."""
     source_sizes, returns = set(), []
 
     def watched(prefill: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,7 +271,7 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
 
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is decoded, lengths and numbers that no memory holds are refused with the flag to lower."""
+    """Lengths and numbers that do not fit any memory are refused before decoding, with the flag to lower."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 30)
     sizes: dict[str, Any] = {"num_branches": 6, "steps": 64, "source": 512}
     memory.check_memory(build_config(), memory.Demand(**sizes))
@@ -333,7 +333,7 @@ class _Device:
 
 
 def test_a_device_without_room_for_the_weights_is_refused() -> None:
-    """What a device would have to hold is compared with what it has left: of a divided model, its part."""
+    """A device's part of the model is compared with its free memory, and refused if it does not fit."""
     config = build_config(num_heads=8)
     needed = 4 * sum(math.prod(shape) for shape in parameter_shapes(config).values())
     for parts, free, fits in (
@@ -352,7 +352,7 @@ def test_a_device_without_room_for_the_weights_is_refused() -> None:
 
 
 def test_the_budget_of_an_accelerator_is_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where each device holds the keys and values of some heads, there is room for as many times the positions."""
+    """If each device holds some heads' keys and values, there is room for as many times the positions."""
     config = build_config(num_heads=8)
     sizes: dict[str, Any] = {"num_branches": 1, "steps": 8, "source": 32, "precision": FLOAT32}
     budgets = [
@@ -372,7 +372,7 @@ def test_the_budget_of_an_accelerator_is_of_its_part(monkeypatch: pytest.MonkeyP
 
 
 def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights and room are said where the machine decodes; elsewhere and on accelerators, what a position takes."""
+    """Weights and room are printed on the decoding machine; elsewhere and on accelerators, memory per position."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 31)
     monkeypatch.setattr(memory, "has_accelerators", lambda: False)
     config = build_config(num_heads=8, emb_dim=512, mlp_dim=4096)
@@ -398,7 +398,7 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
 def test_stores_of_native_code_grow_layer_by_layer() -> None:
-    """No more than the keys and values of one layer are held twice."""
+    """Growing stores hold the keys and values of one layer twice, at most."""
     sweep = _sweep(slots=64, tokens=100_000, branches=[Branch.at(ExitRule(), 0.5, max_decode_length=_STEPS)])
     engine = sweep.open_batch()._engine
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Sources for native code, against those that XLA keeps for itself."""
+"""Sources of native code, against those of XLA."""
 
 import gc
 import weakref
@@ -52,7 +52,10 @@ def _made(checkpoint: Checkpoint, prefixes: dict[int, list[int]]) -> tuple[Any, 
 def test_they_are_xlas_and_waited_for_when_they_are_needed(
     kind: str, prefixes: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts of two widths, of which some wait for a slot; a place that is used again forgets who was there."""
+    """Prompts of two widths, some of which wait for a slot, are XLA's when they are needed.
+
+    A place that is used again has nothing of its last prompt.
+    """
     model, weights, slots = _made(_MODELS[kind], prefixes)
     theirs = sources_by_width(model, weights, slots)
     kept: dict[int, native_sources.SourcesOfWidth] = {}
@@ -73,7 +76,7 @@ def test_they_are_xlas_and_waited_for_when_they_are_needed(
     generator = np.random.default_rng(2)
     for width, encoded, lengths, places in (
         (32, 32, [30, 17], [3, 1]),
-        # The first again, with a shorter prompt.
+        # The first prompt again, with a shorter one.
         (32, 16, [9, 16], [3, 4]),
         (64, 64, [60, 40], [0, 2]),
         (32, 32, [31, 1], [0, 2]),
@@ -88,13 +91,13 @@ def test_they_are_xlas_and_waited_for_when_they_are_needed(
         }
         theirs[width].admit(model, weights, tokens, **given)
         ours.prefill(width, tokens, **given)
-    # Only where a place was used again: nobody has made a step there, and what comes later has to stand there.
+    # Only in a reused place: no step has run there, and later ones have to be stored there.
     assert took == [[3, 1]]
     ours.see(np.array([2]))
     assert len(took) == 1
     assert ours.of_slot.tolist() == [0, 1, 0, 0, 1]
     ours.see(np.array([0]))
-    # A row of padding is beside it.
+    # The other row is padding.
     assert took[1:] == [[3]]
     ours.see(np.array([1, 2]))
     assert took[2:] == [[0, 2]]
@@ -110,7 +113,7 @@ def test_they_are_xlas_and_waited_for_when_they_are_needed(
 
 
 def test_native_code_reads_them_where_they_stand() -> None:
-    """An array for each layer, with the sources of every width in the order of their indices."""
+    """Each layer has an array with the sources of every width in the order of their indices."""
     model, weights, slots = _made(_MODELS["t5"], {})
     seen = NativeSources(model, weights, slots).as_seen()
     assert len(seen) == 3
@@ -118,7 +121,7 @@ def test_native_code_reads_them_where_they_stand() -> None:
 
 
 def test_what_is_compiled_on_padding_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is waited for, so that an error is told at once, and given back."""
+    """Compilation on padding is awaited, so that its error is raised at once, and its output is freed."""
     model, weights, slots = _made(_MODELS["t5"], {})
     ours = NativeSources(model, weights, slots)
     made: list[weakref.ref[Any]] = []

@@ -1,4 +1,4 @@
-"""Which outputs hung on a decision within rounding."""
+"""Outputs that depend on a decision within rounding."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def _near(
     at: float = 0.5,
     rule: Any = None,
 ) -> bool | None:
-    """Returns what is said of one output of a model of 4 layers."""
+    """Returns the near-tie mark of one output of a model of 4 layers."""
     result = PromptResult(
         tokens=np.ones((1, len(exits)), np.int32),
         exit_layers=np.array([exits], np.int32),
@@ -47,10 +47,10 @@ def _near(
         ({"max_rejected_confidence": [-_INF, 0.49998]}, False),
         # At the last layer, nothing is compared.
         ({"confidences": [0.9, 0.5], "exits": [1, 4]}, False),
-        # The two best tokens are as likely as each other, there too.
+        # The two best tokens are equally likely, there too.
         ({"confidences": [0.9, 5e-6], "exits": [1, 4]}, True),
         ({"confidences": [0.9, 5e-6], "exits": [1, 4], "at": _INF}, True),
-        # After the end there is nothing.
+        # Steps after the end do not count.
         ({"confidences": [0.9, 0.0], "exits": [1, 0]}, False),
         # The full model compares nothing, and nothing is below 0.
         ({"max_rejected_confidence": [0.5, 0.5], "at": _INF, "exits": [4, 4]}, False),
@@ -60,14 +60,14 @@ def _near(
     ],
 )
 def test_decisions_within_rounding(changes: dict[str, Any], expected: bool) -> None:
-    """Of a confidence and its threshold, at the exit or below; and of two tokens where the measure is their gap."""
+    """A confidence near its threshold, at the exit or below, is a near tie; so are two tokens for gap measures."""
     given: dict[str, Any] = {"confidences": [0.9, 0.7], "max_rejected_confidence": [-_INF, 0.2], "exits": [1, 2]}
     assert _near(**{**given, **changes}) is expected
 
 
 @pytest.mark.parametrize("confidence", ["patience", "static", "oracle"])
 def test_what_is_made_of_tokens_tells_nothing(confidence: str) -> None:
-    """Shares and numbers of layers are not rounded; the tokens behind them are not looked at."""
+    """Shares and numbers of layers are not rounded, and the tokens they count are not compared."""
     rule = build_rule(confidence)
     assert not rule.measure().sees_near_ties
     assert _near(confidences=[0.5], max_rejected_confidence=[0.5], exits=[2], rule=rule) is None
@@ -79,11 +79,11 @@ def test_what_is_made_of_tokens_tells_nothing(confidence: str) -> None:
 )
 @pytest.mark.parametrize("confidence", ["softmax", "softmax_max", "entropy", "state", "classifier"])
 def test_a_threshold_at_a_confidence_is_a_near_tie(engine: str, exit_head: str, confidence: str) -> None:
-    """By every engine and head: a threshold that is a confidence of the output makes it one, and no other does."""
+    """With every engine and head, a threshold equal to a confidence of the output is a near tie, and no other is."""
     checkpoint, rule = build_checkpoint(), build_rule(confidence)
     (prompt,) = build_prompts(5)
     sizes: dict[str, Any] = {"max_input_length": 16, "engine": engine}
-    # A confidence at which the first token leaves, as an exact head gives it: some head decides by an interval.
+    # A confidence at which the first token exits, as an exact head computes it: some head decides by an interval.
     grid = tuple(np.linspace(0.95, 0, 20).tolist())
     branches = sweep_branches(rule, grid, max_decode_length=6)
     ((_, told),) = Decoder(checkpoint, branches, exit_head="exact", **sizes).decode([prompt])
@@ -100,7 +100,7 @@ def test_a_threshold_at_a_confidence_is_a_near_tie(engine: str, exit_head: str, 
 
 
 def test_every_decoder_counts_the_same() -> None:
-    """The sweep, and the decoder of batches, one threshold at a time."""
+    """The sweep and the batch decoder, one threshold at a time, count the same near ties."""
     checkpoint, rule = build_checkpoint(), ExitRule()
     prompts = build_prompts(3, 7, 5)
     ((_, told), *_) = Decoder(
@@ -120,7 +120,7 @@ def test_every_decoder_counts_the_same() -> None:
 
 
 def test_each_rule_tells_its_own() -> None:
-    """Where rules share a sweep, what one does not see is told of none of its outputs, and of all of the other's."""
+    """If rules share a sweep, a rule without near-tie counts has none, and the other has all of its own."""
     rules = (ExitRule(), build_rule("static"))
     branches = sweep_branches(rules, (0.5,), max_decode_length=6)
     ((_, result),) = Decoder(build_checkpoint(), branches, max_input_length=16).decode(build_prompts(5))

@@ -1,4 +1,4 @@
-"""Models whose layers below the last have norms or heads of their own: each state is given to its own layer's head."""
+"""In models with exit norms or exit heads, each state goes to its own layer's head."""
 
 import dataclasses
 import functools
@@ -50,7 +50,7 @@ _CLASSIFIER = ExitRule(confidence="classifier", state_propagation="projected")
 _STATIC = ExitRule(confidence="static")
 _PATIENCE = build_rule("patience", state_propagation="projected")
 _RULES = (_SOFTMAX, _STATE, _CLASSIFIER, _STATIC, _PATIENCE, build_rule("entropy"))
-# What needs every layer for every token, which the sweep alone decodes.
+# Rules that need every layer for every token, which only the sweep decodes.
 _FULL_MODEL_RULES = (
     ExitRule(confidence="oracle"),
     ExitRule(token_from="last_layer"),
@@ -76,7 +76,7 @@ def _by_numpy(
     decoded = decoder(checkpoint.config, checkpoint.arrays, dtype).decode(
         prompt, rule, threshold, max_decode_length=STEPS
     )
-    # Far enough from every tie that float32 must decide as float64 does.
+    # So far from every tie that float32 must decide as float64 does.
     assert dtype != "float32" or (decoded.min_gap > 1e-4 and decoded.min_margin > 1e-5)
     return decoded
 
@@ -85,7 +85,7 @@ def _by_numpy(
 def _outputs(
     decoder: str, rule: ExitRule, kind: str, precision: Precision = FLOAT32, **options: Any
 ) -> tuple[PromptResult, ...]:
-    # Several rows of one call leave at different layers.
+    # Several rows of one call exit at different layers.
     return tuple(
         DECODERS[decoder].decode(
             _model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS, precision=precision, batch_size=3, **options
@@ -116,14 +116,14 @@ def _outputs(
     ids=str,
 )
 def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule, kind: str) -> None:
-    """Tokens, exit layers and confidences of every prompt and threshold, and of the full model."""
+    """Tokens, exit layers and confidences of every prompt and threshold, and of the full model, are plain numpy's."""
     for prompt, result in zip(_PROMPTS, _outputs(decoder, rule, kind), strict=True):
         assert result.is_finite
         for branch, threshold in enumerate((None, *_THRESHOLDS)):
             expected = _by_numpy(rule, kind, tuple(prompt), threshold)
             confidences = expected.confidences
             if decoder == "served" and threshold is None and rule.patience is not None:
-                # Nobody asks the layers below the last one: it agrees with itself alone.
+                # The layers below the last one are not tested: it agrees with itself alone.
                 confidences = [1 / rule.patience] * len(confidences)
             length = len(expected.tokens)
             assert result.tokens[branch].tolist() == expected.tokens + [0] * (STEPS - length)
@@ -135,7 +135,7 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule, kind: str) -
 
 @pytest.mark.parametrize("kind", ["t5", "t5 norms", "llama", "llama norms"])
 def test_a_wrong_layers_head_would_be_seen(kind: str) -> None:
-    """With the norms, or the heads, of two layers exchanged, numpy's outputs are others."""
+    """If norms or heads of two layers are exchanged, numpy's outputs differ."""
     checkpoint = _model(kind)
     for field in ("exit_norms", "exit_heads"):
         if not getattr(checkpoint.config, field):
@@ -193,14 +193,14 @@ def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: st
     ids=str,
 )
 def test_a_certified_head_changes_nothing(decoder: str, rule: ExitRule, kind: str) -> None:
-    """Every kernel has a certified head of its own: tokens and exit layers are the exact heads'."""
+    """Every kernel has its own certified head: tokens and exit layers are the exact heads'."""
     certified = _outputs(decoder, rule, kind, exit_head="int8")
     for one, other in zip(certified, _outputs(decoder, rule, kind), strict=True):
         assert_same(one, other, confidences_within=0.2)
 
 
 def _compiled_heads(config: T5Config) -> int:
-    """Returns how many programs of heads a batch compiles beforehand, whatever comes."""
+    """Returns how many programs of heads a batch compiles in advance."""
     jax.clear_caches()
     checkpoint = checkpoint_of(config, build_arrays(config, 0))
     branch = Branch.at(_STATE, 0.5, max_decode_length=STEPS)
@@ -212,7 +212,7 @@ def _compiled_heads(config: T5Config) -> int:
 
 
 def test_lower_layers_share_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where XLA compiles them, any number of own heads takes two programs of each size, where shared ones take one."""
+    """With XLA, any number of exit heads takes two programs of each size, and shared ones take one."""
     monkeypatch.setenv(library.VARIABLE, "none")
     shared = _compiled_heads(_T5)
     assert shared > 0

@@ -1,4 +1,4 @@
-"""The sweep against one prompt and threshold at a time, what it holds and gives back, and how much it does."""
+"""The sweep against one prompt and threshold at a time, its memory, and its work."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ _SERVABLE = tuple(
     for propagation in ("from_exit", "from_first_exit", "projected")
     for lowest, interval in ((1, 1), (1, 2), (2, 1))
 )
-# Every measure, every propagation twice or more, every set of exits: the decoder of one prompt compiles anew for each.
+# Every measure, every set of exits, and every propagation twice: the single decoder compiles each again.
 _FEW = tuple(
     build_rule(confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
     for confidence, propagation, lowest, interval in (
@@ -109,7 +109,7 @@ def _check_against_served(rule: ExitRule, config: T5Config, seeds: Sequence[int]
         thresholds = _grid(seed)
         served = DECODERS["served"].decode(checkpoint, scheduled, _PROMPTS, thresholds=thresholds)
         if rule.patience is not None:
-            # The full model by itself asks the last layer alone, which agrees with no other.
+            # The full model by itself tests the last layer alone, which agrees with no other.
             confidences = [
                 np.vstack([one.confidences[:1], other.confidences[1:]])
                 for one, other in zip(results, served, strict=True)
@@ -122,32 +122,32 @@ def _check_against_served(rule: ExitRule, config: T5Config, seeds: Sequence[int]
     least = 2 if rule.confidence == "static" or config == _OTHER else 4
     assert len({tuple(row) for result in seen for row in result.exit_layers.tolist()}) >= least
     if config == _CONFIG:
-        # The other model never ends an output of its own accord, nor does this one with every seed.
+        # The other model never ends an output itself, nor does this one with every seed.
         assert len({length for result in seen for length in result.lengths.tolist()}) > 1
 
 
 @pytest.mark.parametrize("rule", sampled(_FEW, keep=(0, 2, 4, 7)), ids=_name)
 def test_shared_work_changes_nothing(rule: ExitRule) -> None:
-    """Tokens, exit layers, lengths and confidences are those of one prompt at a time, under every schedule."""
+    """Under every schedule, tokens, exit layers, lengths and confidences are those of one prompt at a time."""
     _check_against_served(rule, _CONFIG, (0, 1))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [rule for rule in _SERVABLE if rule not in _FEW], ids=_name)
 def test_shared_work_changes_nothing_under_any_rule(rule: ExitRule) -> None:
-    """The same for every other measure, propagation and set of exits."""
+    """They are so for every other measure, propagation and set of exits."""
     _check_against_served(rule, _CONFIG, (0, 1, 2, 3))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", _FEW, ids=_name)
 def test_shared_work_changes_nothing_in_another_kind_of_model_under_any_rule(rule: ExitRule) -> None:
-    """The same for the other model."""
+    """They are so for the other model."""
     _check_against_served(rule, _OTHER, (0, 1, 2, 3))
 
 
 def _check_certified(rule: ExitRule, seed: int, config: T5Config = _CONFIG) -> Work:
-    """Checks that tokens, exits and lengths are the exact head's; returns what was counted."""
+    """Checks that tokens, exits and lengths are the exact head's; returns the counted work."""
     certified, work = _shared(rule, config=config, seed=seed, exit_head="int8")
     exact, exact_work = _shared(rule, config=config, seed=seed)
     for one, other in zip(certified, exact, strict=True):
@@ -166,10 +166,10 @@ def _check_certified(rule: ExitRule, seed: int, config: T5Config = _CONFIG) -> W
 @needs_native
 @pytest.mark.parametrize("rule", sampled(_FEW, keep=(0, 3)), ids=_name)
 def test_a_certified_head_asks_the_exact_one_about_few_rows(rule: ExitRule) -> None:
-    """And tells the lazy sweep no less than the exact head: its bounds are upper ones."""
+    """A certified head calls the exact one for few rows, and its upper bounds give the lazy sweep no less."""
     work = _check_certified(rule, 0)
     if rule.confidence in ("softmax", "softmax_max", "entropy"):
-        # Whose eight thresholds, some of them close together, cannot all be told from every confidence.
+        # A confidence cannot be separated from all eight thresholds, some of which are close together.
         assert work.projection_rows < 0.6 * work.certified_rows
     else:
         assert work.projection_rows < 0.1 * work.certified_rows
@@ -178,7 +178,7 @@ def test_a_certified_head_asks_the_exact_one_about_few_rows(rule: ExitRule) -> N
 @needs_native
 @pytest.mark.parametrize("confidence", ["softmax", "entropy"])
 def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By native code, eight rows at a time: fewer go to the exact head, and outputs stay as they are."""
+    """Native code tests open rows again, eight at a time: fewer go to the exact head, and outputs are unchanged."""
     config = build_config(vocab_size=2048)
     sizes: list[tuple[bool, int]] = []
     certify_rows = device_steps.certify_rows
@@ -202,12 +202,12 @@ def test_what_is_open_is_asked_again(confidence: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("exit_head", ["exact", pytest.param("int8", marks=needs_native)])
 def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
-    """Whatever heads are asked: then prompts of any width, and of any number, begin at once."""
+    """After the warm-up, with any head, prompts of any width and number need no compilation."""
     decoder = Decoder(
         build_checkpoint(_CONFIG),
         [Branch.at(ExitRule(), 0.5, max_decode_length=STEPS)],
         max_input_length=64,
-        # A size that no other test has compiled anything for.
+        # A size for which no other test has compiled anything.
         batch_size=21,
         max_cache_tokens=100_000,
         exit_head=exit_head,
@@ -231,13 +231,13 @@ def test_the_warm_up_leaves_nothing_to_compile(exit_head: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", _SERVABLE, ids=_name)
 def test_a_certified_head_changes_nothing_under_any_rule(rule: ExitRule) -> None:
-    """The same for every measure, propagation and set of exits, in both kinds of model."""
+    """They are so for every measure, propagation and set of exits, in both kinds of model, with a certified head."""
     for config, seed in itertools.product((_CONFIG, _OTHER), (0, 1)):
         _check_certified(rule, seed, config)
 
 
 def test_thresholds_in_any_order_give_the_same() -> None:
-    """Unsorted thresholds have the same outputs, by the same work."""
+    """Unsorted thresholds give the same outputs by the same work."""
     order = np.random.default_rng(3).permutation(len(_grid(0)))
     results, work = _shared(ExitRule(), thresholds=[_grid(0)[place] for place in order])
     for result, expected in zip(results, _default()[0], strict=True):
@@ -256,7 +256,7 @@ def test_thresholds_in_any_order_give_the_same() -> None:
 def test_xlas_tiles_and_blocks_may_have_any_size(
     module: Any, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of several tiles, and paths and sources of many blocks, have the results that they have otherwise."""
+    """With XLA, rows of several tiles, and paths and sources of many blocks, give the same results."""
     expected = _default()[0]
     monkeypatch.setenv(library.VARIABLE, "none")
     for name, size in sizes.items():
@@ -267,7 +267,7 @@ def test_xlas_tiles_and_blocks_may_have_any_size(
 
 
 def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stores that begin too small are widened, and no key or value is lost on the way."""
+    """Stores that begin too small grow without losing a key or value."""
     assert _default()
     sizes = []
 
@@ -281,7 +281,7 @@ def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts that have to give way begin again later, and nothing is lost, doubled or changed."""
+    """Preempted prompts begin again later, and nothing is lost, doubled or changed."""
     left = []
     make_room = batch.Batch.make_room
 
@@ -304,7 +304,7 @@ def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("message", ["RESOURCE_EXHAUSTED: Out of memory", "INTERNAL: something else"])
 def test_other_errors_are_not_swallowed(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that is not a lack of memory, and a lack where nothing can be halved, fail the sweep."""
+    """An error that is not a lack of memory, or one that halving cannot avoid, fails the sweep."""
 
     def broken(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError(message)
@@ -317,9 +317,9 @@ def test_other_errors_are_not_swallowed(message: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("confidence", ["softmax", "state"])
 def test_a_broken_prompt_leaves_nothing_behind(confidence: str) -> None:
-    """Who shares a batch with NaN, and who later takes its slot, its nodes and its source, is not touched."""
+    """NaN does not change rows in the same batch, or later prompts in its slot, nodes and source."""
     arrays = build_arrays(_CONFIG, 0)
-    # No output has the token 63, so that only prompts are broken by it.
+    # No output has the token 63, so it breaks prompts only.
     arrays["decoder/logits_dense/kernel"][:, 63] = 0
     whole = {**arrays, "token_embedder/embedding": arrays["token_embedder/embedding"].copy()}
     arrays["token_embedder/embedding"][63] = np.nan
@@ -335,7 +335,7 @@ def test_a_broken_prompt_leaves_nothing_behind(confidence: str) -> None:
 
 
 def test_the_full_model_alone_does_no_more_than_one_pass() -> None:
-    """Without thresholds, every token goes through every layer once and onto the vocabulary once."""
+    """Without thresholds, every token runs each layer and the head once."""
     for rule in (ExitRule(), ExitRule(confidence="state")):
         results, work = _shared(rule, thresholds=())
         tokens = sum(int(result.lengths[0]) for result in results)
@@ -357,7 +357,7 @@ def test_equal_thresholds_cost_as_much_as_one() -> None:
 
 
 def _expected_work(results: Sequence[PromptResult], depth: int) -> tuple[int, int, int]:
-    """Counts rows of layers, of the head and of fills from the outputs alone, under `from_exit` and `state`.
+    """Counts rows of layers, head and fills from the outputs alone, under `from_exit` and `state`.
 
     Branches share a row of layer i if they go through it in one state.
     """
@@ -398,7 +398,7 @@ def test_work_is_what_the_outputs_need(seed: int) -> None:
 
 
 def test_work_does_not_depend_on_the_batch() -> None:
-    """However many slots, the same rows are run; only the padding and the number of steps differ."""
+    """With any number of slots the same rows are run; only padding and the number of steps differ."""
     work = _shared(ExitRule(), slots=3)[1]
     assert dataclasses.replace(work, padded_rows=0, steps=0) == dataclasses.replace(
         _default()[1], padded_rows=0, steps=0
@@ -406,7 +406,7 @@ def test_work_does_not_depend_on_the_batch() -> None:
 
 
 def test_few_prompts_have_room_for_eight() -> None:
-    """How many prompts of a width are held does not follow small numbers of them, since each compiles anew."""
+    """At least eight prompts are held per width, unless slots or memory allow fewer, as each number compiles again."""
     held = compilation.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=256)
     assert held == {32: 128, 64: 8}
     assert compilation.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=4) == {32: 4, 64: 4}

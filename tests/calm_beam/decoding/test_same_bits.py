@@ -1,4 +1,4 @@
-"""The numbers of a prompt do not depend on what is decoded beside it, nor on how it is asked for, by each engine."""
+"""Each engine is batch-invariant: a prompt's numbers depend neither on the batch nor on the kind of call."""
 
 import functools
 from typing import Any
@@ -20,7 +20,7 @@ from tests.sampling import sampled
 # Instruction sets of native code, and XLA.
 _ENGINES = (*AVAILABLE, "none")
 _THRESHOLDS = (0.93, 0.7, 0.5, 0.3, 0.05)
-# Of several padded widths; no beginning is shared by so many that it is gone through once for all.
+# Prompts of several padded widths, without a prefix common to enough of them to be prefilled once.
 _PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13, 40, 17)
 _RULES = (
     ExitRule(),
@@ -51,7 +51,7 @@ def _decoder(kind: str, branches: tuple[Branch, ...], slots: int, *, by: str, **
 
 def _assert_equal(found: PromptResult, expected: PromptResult, branch: int) -> None:
     one, other = found.branch(0), expected.branch(branch)
-    # Of the full model's, somebody beside it may have asked.
+    # Other branches may have tested the full model's.
     for name in ("tokens", "exit_layers", "confidences", *(["max_rejected_confidence"] if branch else [])):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
 
@@ -59,7 +59,7 @@ def _assert_equal(found: PromptResult, expected: PromptResult, branch: int) -> N
 @pytest.mark.parametrize("kind", ["t5", "another t5", "llama"])
 @pytest.mark.parametrize("rule", sampled(_RULES, keep=(0, 4, 5)), ids=lambda rule: f"{rule.confidence}-{rule.schedule}")
 def test_a_sweep_and_batches_of_any_size_give_the_same_bits(rule: ExitRule, kind: str) -> None:
-    """Tokens, exit layers, confidences and runner-ups are equal, by XLA and every instruction set of this machine."""
+    """Sweep and batches have equal tokens, exits, confidences and runner-ups, by XLA and every instruction set here."""
     if kind == "llama" and rule.confidence == "classifier":
         pytest.skip("this model has no classifier")
     branches = sweep_branches(rule, _THRESHOLDS, max_decode_length=STEPS)
@@ -78,7 +78,7 @@ def test_a_sweep_and_batches_of_any_size_give_the_same_bits(rule: ExitRule, kind
 
 @pytest.mark.parametrize("name", _ENGINES)
 def test_rules_that_share_a_sweep_give_the_bits_of_their_own(name: str) -> None:
-    """And prompts that come alone those of prompts that come together."""
+    """Rules in one sweep have the bits of single sweeps, and prompts decoded alone those of a batch."""
     rules = (ExitRule(), build_rule("state"), build_rule("classifier"))
     together = sweep_branches(rules, _THRESHOLDS, max_decode_length=STEPS)
     with forced(name):
@@ -97,7 +97,7 @@ def test_rules_that_share_a_sweep_give_the_bits_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_bfloat16_and_tight_budgets_move_no_bit(kind: str) -> None:
-    """By XLA: a sweep, and batches whose prompts have to wait, give way and begin again."""
+    """With XLA, sweeps and batches whose prompts wait, are preempted and begin again give the same bits."""
     branches = sweep_branches(ExitRule(), _THRESHOLDS, max_decode_length=STEPS)
     requests = [Request(prompt, branches=[branch]) for prompt in _PROMPTS for branch in branches]
     options: dict[str, Any] = {"by": "none", "precision": Precision(dtype="bfloat16")}

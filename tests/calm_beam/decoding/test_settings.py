@@ -1,4 +1,4 @@
-"""What settings refuse, and their fingerprint."""
+"""Settings: refused values, and the fingerprint."""
 
 import dataclasses
 from typing import Any

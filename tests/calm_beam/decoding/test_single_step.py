@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=5, exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
 _PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13, 7, 8)
-# In turns, so that prompts of several thresholds, and of the full model, stand side by side.
+# Thresholds in turns, so that one batch holds several of them and the full model.
 _THRESHOLDS = (0.9, 0.5, None, 0.2)
 _RULES = (
     build_rule("softmax", state_propagation="from_exit"),
@@ -70,7 +70,7 @@ def _decoder(rule: ExitRule, threshold: float | None = None, checkpoint: Checkpo
 
 
 def _decoded(rule: ExitRule, **options: Any) -> tuple[list[PromptResult], Work]:
-    """Returns what comes out at thresholds that stand side by side."""
+    """Returns the outputs of one batch with all these thresholds."""
     decoder = _decoder(rule, **options)
     branches = [Branch.at(rule, threshold, max_decode_length=STEPS) for threshold in _THRESHOLDS]
     requests = [
@@ -102,7 +102,7 @@ def _assert_equal(one: PromptResult, other: PromptResult) -> None:
 def _both_ways(
     rule: ExitRule, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> list[tuple[list[PromptResult], Work]]:
-    """Returns what comes out where everybody is asked after every layer, and where as much as can be is run ahead."""
+    """Returns the outputs with an exit test after every layer, and with as many layers run ahead as possible."""
     monkeypatch.setattr(library.Stack, "runs_steps", False)
     found = []
     for most_ahead in (-1.0, float("inf")):
@@ -114,7 +114,7 @@ def _both_ways(
 @pytest.mark.skipif(not library.is_available(), reason="this machine has no native code")
 @pytest.mark.parametrize("rule", _RULES, ids=lambda rule: f"{rule.confidence}-{rule.state_propagation}")
 def test_what_is_run_ahead_changes_nothing(rule: ExitRule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, by native code; what outputs need is counted apart from what was run in vain."""
+    """With native code, running ahead changes no bit; work that outputs need is counted apart from wasted work."""
     (asked, work), (ahead, more_work) = _both_ways(rule, monkeypatch)
     for one, other in zip(asked, ahead, strict=True):
         _assert_equal(one, other)
@@ -138,7 +138,7 @@ def test_what_is_run_ahead_changes_nothing(rule: ExitRule, monkeypatch: pytest.M
     ids=lambda each: f"{each.confidence}-{each.state_propagation}" if isinstance(each, ExitRule) else each,
 )
 def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit, with as many rows gone through, whatever the model; where some of an output is known, too."""
+    """Whole steps give the bits of their parts, with as many rows run, for any model, also with a known prefix."""
     model = {"t5": _model, "t5 with heads": _model_with_heads, "llama": _llama}[family]()
     taken = []
     run_step = library.Stack.run_step
@@ -156,7 +156,7 @@ def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: p
         known = [_known(result) for result in in_order(_decoder(rule, 0.9, model).decode(_PROMPTS), len(_PROMPTS))]
         decoder = _decoder(rule, 0.85, model)
         known_before.append((in_order(decoder.decode(_with_known(_PROMPTS, known)), len(_PROMPTS)), decoder.work))
-        # The second time, none is added. Of a static output, all of it is known.
+        # The second time, no new rows are added. Of a static output, all of it is known.
         assert set(taken) == ({False} if rule.confidence == "static" else {False, True})
         counts.append(len(taken))
     assert counts[0] == counts[1]
@@ -173,7 +173,7 @@ def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: p
 def test_what_was_decoded_in_is_given_back_at_once(
     rule: ExitRule, is_native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine holds megabytes, or gigabytes: none waits for the garbage collector."""
+    """An engine's megabytes or gigabytes are freed at once, without the garbage collector."""
     if not is_native:
         monkeypatch.setenv(library.VARIABLE, "none")
     engines: list[weakref.ref[Any]] = []
@@ -195,7 +195,7 @@ def test_what_was_decoded_in_is_given_back_at_once(
 
 @pytest.mark.parametrize("rule", [_RULES[0], _RULES[4], _RULES[5]], ids=lambda rule: rule.confidence)
 def test_nor_does_it_for_xla(rule: ExitRule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose rows have numbers of their own in every company."""
+    """XLA, whose rows have the same numbers in every batch, gives the bits of running ahead too."""
     monkeypatch.setenv(library.VARIABLE, "none")
     (asked, work), (ahead, more_work) = _both_ways(rule, monkeypatch)
     for one, other in zip(asked, ahead, strict=True):
@@ -205,7 +205,7 @@ def test_nor_does_it_for_xla(rule: ExitRule, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_nor_where_the_first_step_is_not_attended_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a decoder-only model, whose first step reads a prompt's last token again."""
+    """The same holds for a decoder-only model, whose first step reads a prompt's last token again."""
     (asked, _), (ahead, work) = _both_ways(build_rule("softmax"), monkeypatch, checkpoint=_llama())
     for one, other in zip(asked, ahead, strict=True):
         assert_same(one, other)
@@ -214,7 +214,7 @@ def test_nor_where_the_first_step_is_not_attended_to(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("rule", [_RULES[0], _RULES[7]], ids=lambda rule: rule.confidence)
 def test_known_steps_are_not_decided_again(rule: ExitRule) -> None:
-    """What a prompt has in common with its output at a higher threshold is taken from there, and the rest follows."""
+    """Steps shared with the known output at a higher threshold are taken from it, and the rest is decoded."""
     before = in_order(_decoder(rule, 0.9).decode(_PROMPTS), len(_PROMPTS))
     known = [_known(result) for result in before]
     anew, going_on = _decoder(rule, 0.5), _decoder(rule, 0.5)
@@ -228,7 +228,7 @@ def test_known_steps_are_not_decided_again(rule: ExitRule) -> None:
 
 
 def test_prompts_that_end_without_a_step_leave_nothing_behind() -> None:
-    """Outputs that are known whole give their places to others before anybody has looked at their sources."""
+    """Outputs that are known whole free their places before their sources are read."""
     prompts = build_prompts(*range(1, 25))
     rule = build_rule("softmax")
     before = in_order(_decoder(rule, 0.9).decode(prompts), len(prompts))
@@ -246,7 +246,7 @@ def test_prompts_that_end_without_a_step_leave_nothing_behind() -> None:
 
 
 def test_layers_are_learned_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known at first, so that everybody is asked; where next to nobody leaves, nobody is asked any more."""
+    """At first every layer is tested; once almost no row exits, none is tested."""
     monkeypatch.setattr(step, "_MOST_AHEAD", 3.0)
     monkeypatch.setattr(library.Stack, "runs_steps", False)
     decoder = _decoder(build_rule("static"), 1.0)

@@ -1,4 +1,4 @@
-"""What the sweep alone owes: the variants of the paper's analyses, and thresholds that never cross."""
+"""The sweep's own contract: the variants of the paper's analyses, and thresholds that never cross."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ _sweep = DECODERS["sweep"].decode
 
 
 def test_the_paper_s_classifier_has_one_logit() -> None:
-    """A classifier of d + 1 weights gives the exits of two logits whose difference it is."""
+    """A classifier of d + 1 weights gives the exits of the two logits whose difference it is."""
     two = build_checkpoint(_CONFIG)
     kernel, bias = (two.arrays[f"decoder/meta_cls/{part}"] for part in ("kernel", "bias"))
     difference = {
@@ -39,7 +39,7 @@ def test_the_paper_s_classifier_has_one_logit() -> None:
 
 @pytest.mark.parametrize("rule", [ExitRule(confidence="oracle"), ExitRule(token_from="last_layer")], ids=str)
 def test_with_the_full_cache_an_oracle_gives_the_full_output(rule: ExitRule) -> None:
-    """Where only the right token is ever taken and nothing is missing from the cache, exits change no token."""
+    """With the full cache the oracle, which takes only the right token, gives the full model's output."""
     full_cache = dataclasses.replace(rule, state_propagation="full_cache")
     exits: set[int] = set()
     for result in _sweep(build_checkpoint(_CONFIG), full_cache, _PROMPTS, thresholds=(0.9, 0.5)):
@@ -49,7 +49,10 @@ def test_with_the_full_cache_an_oracle_gives_the_full_output(rule: ExitRule) -> 
 
 
 def test_the_oracle_leaves_at_the_first_layer_that_agrees() -> None:
-    """At the first step, where layers can be recomputed alone, no lower layer predicts the last layer's token."""
+    """At the first step, no layer below the oracle's exit predicts the last layer's token.
+
+    There layers can be recomputed alone.
+    """
     checkpoint = build_checkpoint(_CONFIG)
     plain = NumpyT5(_CONFIG, checkpoint.arrays)
     for prompt, result in zip(
@@ -70,7 +73,7 @@ def test_a_width_depends_on_the_prompt_alone() -> None:
 
 
 def test_an_unknown_id_is_not_finite() -> None:
-    """A prompt with an id that the embedding does not have is reported, and the others are not disturbed."""
+    """A prompt with an id beyond the embedding is reported, and the others do not change."""
     checkpoint = build_checkpoint(_CONFIG)
     results = _sweep(checkpoint, _RULE, [_PROMPTS[0], [8, 64, 1], _PROMPTS[1]], thresholds=_THRESHOLDS)
     assert [result.is_finite for result in results] == [True, False, True]
@@ -90,7 +93,7 @@ def test_first_exits_fall_with_the_threshold(seed: int, thresholds: list[float],
     first = result.exit_layers[:, 0]
     assert first[0] == _DEPTH
     assert (np.diff(first) <= 0).all()
-    # Who exits at the same layer has the same token and confidence.
+    # Branches with the same exit layer have the same token and confidence.
     for layer in set(first.tolist()):
         assert len(set(result.tokens[first == layer, 0].tolist())) == 1
         assert np.ptp(result.confidences[first == layer, 0]) <= 1e-5

@@ -11,7 +11,7 @@ from tests.builders import build_checkpoint, build_config
 
 
 def build_prompt(name: str, ids: Sequence[int], *, references: Sequence[str] = ()) -> Prompt:
-    """Returns a prompt that was given as token ids."""
+    """Returns a prompt given as token ids."""
     example = Example(
         id=name,
         has_own_id=True,

@@ -1,4 +1,4 @@
-"""Forecasts of cost: what a decoder of known rates takes is found again, and intervals do what they say."""
+"""Forecasts of cost recover a decoder's known rates, and intervals have their coverage."""
 
 import dataclasses
 import itertools
@@ -66,7 +66,7 @@ _PILOT = _pilot(60, 50, 70, 55)
 
 
 def test_rates_are_found_again() -> None:
-    """Laps of different sizes tell what a step takes from what a row takes."""
+    """Laps of different sizes separate the time of a step from that of a row."""
     rates = Rates.of(_PILOT.shards)
     assert rates.step_seconds == pytest.approx(_STEP_SECONDS, rel=1e-6)
     assert rates.row_seconds == pytest.approx(_ROW_SECONDS, rel=1e-6)
@@ -74,7 +74,7 @@ def test_rates_are_found_again() -> None:
 
 
 def test_a_large_shard_is_forecast_from_small_ones() -> None:
-    """The rates hold at any size, while seconds an example fall: a mean of the pilot's would be far off."""
+    """Rates hold at any size, while seconds per example fall: a mean of the pilot's would be far off."""
     rates = Rates.of(_PILOT.shards)
     for examples in (60, 600, 2000, 20_000):
         true = _shard(9, examples).timing.steady_seconds
@@ -84,7 +84,7 @@ def test_a_large_shard_is_forecast_from_small_ones() -> None:
 
 
 def test_decoders_that_count_no_steps_are_forecast_by_the_example() -> None:
-    """Without laps, time grows in proportion."""
+    """Without laps, time grows in proportion to the examples."""
     shards = [
         dataclasses.replace(shard, timing=dataclasses.replace(shard.timing, laps=(), steps=0))
         for shard in _PILOT.shards
@@ -95,7 +95,7 @@ def test_decoders_that_count_no_steps_are_forecast_by_the_example() -> None:
 
 
 def test_rates_are_never_negative() -> None:
-    """Where the laps say so, the other rate explains all of it."""
+    """If the laps suggest a negative rate, the other rate explains all of the time."""
     assert fitted_rates([]) == (0.0, 0.0)
     falling = [Lap(steps=4, rows=rows, seconds=1 - rows / 1000) for rows in (100, 300, 600)]
     assert fitted_rates(falling)[1] == pytest.approx(0, abs=1e-9)
@@ -110,7 +110,7 @@ def test_rates_are_never_negative() -> None:
     slots=st.integers(min_value=1, max_value=8),
 )
 def test_steps_lie_between_their_bounds(lengths: list[int], slots: int) -> None:
-    """No fewer than the longest output or a full batch needs, and at most one output more than that."""
+    """Steps are at least those of the longest output or of full batches, and at most one output more."""
     steps = steps_taken(np.array(lengths), slots=slots)
     assert max(max(lengths), sum(lengths) / slots) <= steps <= sum(lengths) / slots + max(lengths)
 
@@ -120,7 +120,7 @@ def test_steps_lie_between_their_bounds(lengths: list[int], slots: int) -> None:
     workers=st.integers(min_value=1, max_value=6),
 )
 def test_more_workers_never_end_later(seconds: list[float], workers: int) -> None:
-    """And one takes the sum."""
+    """More workers never end later, and one worker takes the sum."""
     assert makespan(seconds, workers=workers + 1) <= makespan(seconds, workers=workers) + 1e-9
     assert makespan(seconds, workers=1) == pytest.approx(sum(seconds))
 
@@ -133,7 +133,7 @@ def test_more_workers_never_end_later(seconds: list[float], workers: int) -> Non
     workers=st.integers(min_value=1, max_value=40),
 )
 def test_cost_grows_with_examples_and_falls_with_workers(examples: int, factor: int, workers: int) -> None:
-    """By the clock and in bytes; every interval holds what is expected."""
+    """Time and bytes grow with examples and fall with workers; every interval contains the expected value."""
     cost = forecast(_PILOT, Job(examples=examples, workers=workers, num_shards=64))
     larger = forecast(_PILOT, Job(examples=factor * examples, workers=workers, num_shards=64))
     faster = forecast(_PILOT, Job(examples=examples, workers=workers + 1, num_shards=64))
@@ -149,7 +149,7 @@ def test_cost_grows_with_examples_and_falls_with_workers(examples: int, factor: 
 
 
 def test_what_a_run_takes_is_the_sum_of_its_parts() -> None:
-    """Start, compiling, the shards, scoring and the end, each once."""
+    """A run's time is the sum of start, compilation, shards, scoring and end, each once."""
     cost = forecast(_PILOT, Job(examples=2000, workers=1, num_shards=4))
     shards = Rates.of(_PILOT.shards)
     assert cost.decode_seconds.value == pytest.approx(3.0 + 4 * shards.shard_seconds(500), rel=0.01)
@@ -159,7 +159,7 @@ def test_what_a_run_takes_is_the_sum_of_its_parts() -> None:
 
 
 def test_one_shard_gives_no_interval() -> None:
-    """There is nothing that it could be compared with."""
+    """One shard gives no interval, since there is none to compare it with."""
     cost = forecast(_pilot(60), Job(examples=2000, workers=1, num_shards=4))
     assert cost.seconds.low is cost.seconds.high is cost.bytes.low is None
     assert cost.seconds.value > 12
@@ -171,14 +171,14 @@ def test_workers_of_a_machine_share_its_cores() -> None:
         forecast(_PILOT, Job(examples=4000, workers=4, num_shards=8, workers_per_machine=count)) for count in (1, 2, 4)
     ]
     one, two, four = (cost.decode_seconds.value for cost in costs)
-    # Processor time is that without compiling.
+    # Processor time is without compilation.
     busy = _PILOT.busy_cores
     assert one == pytest.approx(two / max(1.0, busy))
     assert four == pytest.approx(one * max(1.0, 4 * busy / 2))
 
 
 def test_another_device_decodes_faster_and_compiles_no_faster() -> None:
-    """The factor is for what is decoded."""
+    """Another device's factor applies to decoding, not to compilation."""
     one = forecast(_PILOT, Job(examples=4000, workers=1, num_shards=4)).decode_seconds.value
     ten = forecast(_PILOT, Job(examples=4000, workers=1, num_shards=4, speedup=10)).decode_seconds.value
     assert ten - 3.0 == pytest.approx((one - 3.0) / 10)
@@ -193,7 +193,7 @@ def test_idle_workers_are_seen() -> None:
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """Of 200 pilots with noise, about 90 % have an interval that holds what the run takes without noise."""
+    """Of 200 pilots with noise, about 90 % have an interval that contains the run's time without noise."""
     job = Job(examples=4000, workers=1, num_shards=4)
     truth = forecast(_pilot(*[1000] * 4), job).decode_seconds.value
     held = 0
@@ -206,7 +206,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 
 
 def test_intervals_change_their_unit() -> None:
-    """Both ends go with what is expected; unknown ends stay so."""
+    """Both ends scale with the expected value; unknown ends stay unknown."""
     assert Interval(value=2.0, low=1.0, high=4.0).times(3).plus(1) == Interval(value=7.0, low=4.0, high=13.0)
     assert Interval(value=2.0).plus(1).low is None
 

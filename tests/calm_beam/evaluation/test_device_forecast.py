@@ -1,4 +1,4 @@
-"""Least times of steps on accelerators, against figures by hand."""
+"""Least times of steps on accelerators, against figures computed by hand."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def test_figures_by_hand(
 
 
 def test_what_pays_on_a_small_model() -> None:
-    """The head takes 41 % of T5-small's step: softmax pays at layer 1 alone, state up to the last layer but one."""
+    """The head takes 41 % of T5-small's step: softmax pays at layer 1 only, state at all layers below the last."""
     found = device_forecast(LARGE_MODELS["T5-small"], "v5e", _BFLOAT16, positions=192)
     assert found.head_share() == pytest.approx(0.41, abs=0.01)
     assert found.pays_up_to(_SOFTMAX) == 1
@@ -47,7 +47,7 @@ def test_what_pays_on_a_small_model() -> None:
 
 
 def test_how_many_must_leave() -> None:
-    """Asked at layer 2 alone, softmax pays T5-small's head a second time whenever a token stays: half must leave."""
+    """With tests at layer 2 only, each token that stays costs T5-small a second head call: half must exit."""
     small, large = (
         device_forecast(LARGE_MODELS[name], "v5e", _BFLOAT16, positions=192) for name in ("T5-small", "T5-large")
     )
@@ -56,12 +56,12 @@ def test_how_many_must_leave() -> None:
     # 80.3 over 979.5 + 80.3 - 267.9.
     assert large.needed_share(2, _SOFTMAX) == pytest.approx(0.10, abs=0.005)
     assert small.needed_share(7, _STATE) == 0
-    # Never exiting, and asking for nothing: no layer may exit.
+    # Never exit and no test, since no layer may exit.
     assert small.pays_up_to(ExitRule(min_exit_layer=8)) is None
 
 
 def test_parts_of_a_decoder_only_model() -> None:
-    """Counted by hand: projections, feed-forward and norms; keys and values of few heads; a tied head."""
+    """Projections, feed-forward, norms, keys and values of few heads, and a tied head are counted by hand."""
     config = build_llama_config(vocab_size=50, emb_dim=12, num_heads=4, num_kv_heads=2, head_dim=6, mlp_dim=7)
     found = StepParts.of(config, Precision(), positions=10, rows=3)
     kernels = 12 * 24 + 2 * 12 * 12 + 24 * 12 + 3 * 12 * 7
@@ -73,7 +73,7 @@ def test_parts_of_a_decoder_only_model() -> None:
 
 
 def test_many_rows_are_bound_by_operations() -> None:
-    """Twice the rows take twice the time where units are busy, and hardly more where the memory is."""
+    """Twice the rows take twice the time if the units are busy, and hardly more if the memory is."""
     config = LARGE_MODELS["T5-large"]
 
     def seconds(rows: int, dtype: str) -> float:
@@ -98,7 +98,7 @@ def test_times_grow_with_the_exit_layer(device: str) -> None:
 
 
 def test_what_cannot_be_forecast_is_refused() -> None:
-    """Unknown devices, layers that may not exit, and numbers below 1."""
+    """Unknown devices, layers that may not exit, and numbers below 1 are refused."""
     config = LARGE_MODELS["T5-small"]
     with pytest.raises(ValueError, match=r"device must be one of v4, v5e, .*; got 'v9'\."):
         device_forecast(config, "v9", _BFLOAT16, positions=1)

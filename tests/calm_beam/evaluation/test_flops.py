@@ -1,4 +1,4 @@
-"""The counts against the paper's numbers, against a loop over the formula, and at their limits."""
+"""Operation counts against the paper's numbers, against a loop over the formula, and at their limits."""
 
 import dataclasses
 import math
@@ -34,7 +34,7 @@ _MEASURES = st.sampled_from(["softmax", "softmax_max", "state", "classifier", "s
 
 
 def _reduction(outputs: Sequence[Sequence[int]], count: _Count, confidence: str) -> float:
-    """Returns how many times less the outputs cost than at full depth."""
+    """Returns the factor by which the outputs cost less than at full depth."""
     rule = ExitRule(confidence=confidence)
     early = sum(int(count(exits, _PAPER, source_length=_SOURCE, rule=rule).sum()) for exits in outputs)
     full = sum(int(full_model_flops(len(exits), _PAPER, source_length=_SOURCE).sum()) for exits in outputs)
@@ -51,20 +51,20 @@ def test_the_papers_check_point(count: _Count) -> None:
 
 @pytest.mark.parametrize("count", _COUNTS)
 def test_full_depth_saves_nothing(count: _Count) -> None:
-    """All layers for every token and no costly test are exactly x1.00; that is what `state` at 8.00 layers shows."""
+    """All layers for every token and no costly test are exactly x1.00, as `state` at 8.00 layers shows."""
     assert _reduction([[8] * 20, [8] * 3], count, "state") == 1.0
 
 
 @pytest.mark.parametrize("count", _COUNTS)
 def test_softmax_tests_cost_more_than_they_save_at_full_depth(count: _Count) -> None:
-    """Seven tests of the whole vocabulary, with nothing saved: well below x1, as in the paper's CNN/DM rows."""
+    """Seven tests of the whole vocabulary, with nothing saved, are well below x1, as in the paper's CNN/DM rows."""
     assert 0.3 < _reduction([[8] * 82], count, "softmax") < 0.5
 
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
 @hypothesis.given(st.lists(st.integers(1, 8), min_size=1, max_size=60), st.integers(1, 4096))
 def test_appendix_b_cannot_give_the_papers_summarisation_row(exits: list[int], source_length: int) -> None:
-    """At 1.73 layers or fewer per token the literal count never falls to x0.66, for any length; Table 2 says x0.50."""
+    """At 1.73 layers or fewer per token the literal count never falls to x0.66, for any length; Table 2 has x0.50."""
     # Tokens that exit at layer 1, as many as bring the mean down.
     shallow = max(1, math.ceil(sum(layer - 1.73 for layer in exits) / 0.73))
     mixed = exits + [1] * shallow
@@ -95,7 +95,7 @@ def _spread(length: int, layers: float, deepest: int) -> list[int]:
 def test_the_papers_table_is_within_reach_of_the_second_count(
     confidence: str, length: int, layers: float, printed: float
 ) -> None:
-    """For every row some depth of the deepest token gives what is printed; that alone is what supports the count."""
+    """For every row some depth of the deepest token gives the printed number, the only support for the count."""
     reached = [
         _reduction([_spread(length, layers, deepest)], flops_calm_table, confidence)
         for deepest in range(math.ceil(layers), 9)
@@ -107,7 +107,7 @@ def test_the_papers_table_is_within_reach_of_the_second_count(
 def test_the_papers_softmax_rows_of_summarisation_are_out_of_reach_of_appendix_b(
     confidence: str, length: int, layers: float, printed: float
 ) -> None:
-    """Whatever the deepest token, tests charged to the tokens that took them cost less than the table says."""
+    """For any deepest token, tests charged to the tokens that took them cost less than the table says."""
     reached = [
         _reduction([_spread(length, layers, deepest)], flops_appendix_b, confidence)
         for deepest in range(math.ceil(layers), 9)
@@ -120,7 +120,7 @@ def test_the_papers_softmax_rows_of_summarisation_are_out_of_reach_of_appendix_b
 def test_both_counts_equal_a_loop_over_the_formula(
     exits: list[int], source: int, confidence: str, first: int, interval: int
 ) -> None:
-    """Layer by layer and token by token, as the module writes it down."""
+    """Layer by layer and token by token, both counts equal the module's formula."""
     sizes = DecoderSizes(num_layers=8, width=7, attention_width=5, mlp_width=11, encoder_width=3, vocab_size=13)
     rule = ExitRule(confidence=confidence, min_exit_layer=first, exit_interval=interval)
     per_test = {"softmax": 2 * 13 * 7, "softmax_max": 2 * 13 * 7, "classifier": 2 * 7}.get(confidence, 0)
@@ -148,7 +148,7 @@ def test_both_counts_equal_a_loop_over_the_formula(
 def test_the_share_of_work_is_that_of_a_decoder_that_projects_once_a_layer(
     exits: list[int], confidence: str, first: int, interval: int, has_encoder: bool
 ) -> None:
-    """A test of logits gives the token that leaves there; all others are projected where they leave."""
+    """A test of logits gives the token that exits there; all others are projected at their exit."""
     sizes = DecoderSizes(
         num_layers=8,
         width=7,
@@ -182,7 +182,7 @@ def test_the_share_of_work_is_that_of_a_decoder_that_projects_once_a_layer(
 @hypothesis.settings(deadline=None, derandomize=True)
 @hypothesis.given(_EXITS, st.integers(1, 300))
 def test_decoder_only_models_equal_a_loop_over_their_formula(exits: list[int], source: int) -> None:
-    """No attention across, keys of their own width, and a first token that leaves nothing to skipped layers."""
+    """There is no cross-attention, keys have their own width, and a first token leaves nothing to skipped layers."""
     sizes = DecoderSizes(
         num_layers=8, width=7, attention_width=6, mlp_width=11, encoder_width=0, vocab_size=13, keys_width=3
     )
@@ -199,7 +199,7 @@ def test_decoder_only_models_equal_a_loop_over_their_formula(exits: list[int], s
 
 
 def test_sizes_of_models() -> None:
-    """Of a decoder-only model, heads of keys are told from those of queries, and there is no encoder."""
+    """A decoder-only model's key heads differ from its query heads, and it has no encoder."""
     sizes = DecoderSizes.of(build_llama_config())
     assert (sizes.attention_width, sizes.keys_width, sizes.encoder_width) == (24, 12, 0)
     sizes = DecoderSizes.of(build_config())
@@ -222,7 +222,7 @@ def test_a_deeper_token_never_costs_less(exits: list[int], confidence: str, data
 
 @pytest.mark.parametrize("count", _COUNTS)
 def test_an_output_without_tokens_costs_nothing(count: _Count) -> None:
-    """There is no token to charge."""
+    """An output without tokens costs nothing."""
     assert count([], _PAPER, source_length=_SOURCE, rule=ExitRule()).shape == (0,)
 
 

@@ -1,4 +1,4 @@
-"""What a token costs, told from the time of runs whose exits are known."""
+"""The cost of a token, estimated from the times of runs with known exits."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ _EXITS = ExitRule(min_exit_layer=1, exit_interval=1)
 
 
 class _Clock:
-    """Seconds that pass as decoders say."""
+    """A clock whose seconds decoders advance."""
 
     now = 0.0
 
@@ -27,7 +27,7 @@ class _Clock:
 
 
 class _Serving(Serving):
-    """Decodes nothing: tokens leave where a threshold says, and take what they cost."""
+    """Decodes nothing: tokens exit at the layer of a threshold, and take their cost."""
 
     def decoder(self, rule: ExitRule, threshold: float | None) -> "_Decoder":  # type: ignore[override]
         return _Decoder(rule, threshold)
@@ -61,7 +61,7 @@ class _Decoder:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_seconds_are_told_apart(tmp_path_factory: pytest.TempPathFactory, batch: int) -> None:
-    """Layers, tests and the rest come to what they took, from runs that mix them."""
+    """Costs of layers, tests and the rest are recovered from runs that mix them."""
     checkpoint = load_checkpoint(str(write_model(tmp_path_factory.mktemp("cost") / "model")))
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=8, max_decode_length=8)
     serving = _Serving(checkpoint=checkpoint, settings=settings, batch=batch, asked={})
@@ -74,7 +74,7 @@ def test_seconds_are_told_apart(tmp_path_factory: pytest.TempPathFactory, batch:
 
 
 def test_nothing_to_measure_by_is_refused() -> None:
-    """Without prompts there is nothing to time, and without tests no layer is told from the rest."""
+    """Without prompts there is nothing to time, and without tests layers cannot be separated: both are refused."""
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=8, max_decode_length=8)
     serving = _Serving(checkpoint=None, settings=settings, batch=1, asked={})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="measuring needs at least one prompt, got none"):

@@ -1,4 +1,4 @@
-"""What trials choose and find, against calibrations and means made by hand."""
+"""Choices and results of trials, against calibrations and means computed by hand."""
 
 import dataclasses
 import pathlib
@@ -37,14 +37,17 @@ _UNITS = 150
 
 
 def _losses() -> np.ndarray:
-    """Losses that grow down the grid; those of risk consistency are signed."""
+    """Returns losses that grow down the grid; those of risk consistency are signed."""
     rng = np.random.default_rng(0)
     textual = rng.uniform(size=(_UNITS, 1, 3)) * np.array([0.05, 0.3, 0.9])
     return np.concatenate([textual, textual - rng.uniform(size=(_UNITS, 1, 1)) * 0.2], axis=1)
 
 
 def _counts() -> np.ndarray:
-    """Five tokens an output; layers 8, 6, 4 and 1 of the full model and the thresholds, one more for every tenth."""
+    """Returns counts of five tokens per output, with layers 8, 6, 4 and 1 of the full model and the thresholds.
+
+    Every tenth output has one more layer.
+    """
     layers = np.array([40, 30, 20, 5]) + 5 * (np.arange(_UNITS) % 10 == 0)[:, None]
     return np.stack([np.full_like(layers, 5), layers, np.zeros_like(layers)], axis=1)
 
@@ -84,7 +87,7 @@ def test_every_trial_against_a_calibration_in_memory() -> None:
 
 
 def test_trials_differ_and_never_exit_is_a_result() -> None:
-    """A tolerance that the first threshold does not keep gives no threshold, all layers and no loss."""
+    """A tolerance that the first threshold breaks gives no threshold, all layers and no loss."""
     strict = tuple(dataclasses.replace(spec, delta=0.001, p_value="hoeffding_bentkus") for spec in _SPECS[:1])
     layout_specs = (*_SPECS, *strict)
     keys = [str(index) for index in range(_UNITS)]
@@ -141,7 +144,7 @@ def test_an_empty_part_is_refused() -> None:
 
 
 def test_counts_of_a_lane() -> None:
-    """Ratios of sums, and nothing where nothing was counted."""
+    """Counts of a branch are ratios of sums, and None without counts."""
     rows = ("tokens", "layers", "cut", "flops_appendix_b", "flops_calm_table", "flops_full")
     counts = np.array([[10, 10], [80, 25], [1, 2], [400, 100], [400, 200], [400, 400]])
     assert lane_counts(counts, rows, lane=1) == LaneCounts(
@@ -151,7 +154,7 @@ def test_counts_of_a_lane() -> None:
 
 
 def test_the_whole_set_at_every_threshold() -> None:
-    """Every lane has its layers and, under every loss, its mean; the full model loses nothing."""
+    """Every branch has its layers and its mean under every loss; the full model loses nothing."""
     rows = list(grid_rows("softmax", _totals(), thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8))
     assert [(row.threshold, row.consistency) for row in rows] == [
         (threshold, consistency) for threshold in (None, *_THRESHOLDS) for consistency in ("textual", "risk")
@@ -163,7 +166,7 @@ def test_the_whole_set_at_every_threshold() -> None:
 
 
 def test_files_give_back_what_was_written(tmp_path: pathlib.Path) -> None:
-    """Trials and grid come back from Parquet as they were, "never exit" and missing numbers included."""
+    """Trials and grid read back from Parquet unchanged, with "never exit" and missing numbers."""
     outcomes = [dataclasses.replace(outcome, threshold=None, bleu=31.25) for outcome in _outcomes()[:3]]
     outcomes += _outcomes()[3:6]
     write_trials(str(tmp_path / "trials.parquet"), outcomes)

@@ -1,4 +1,4 @@
-"""What is counted of outputs, on outputs of known content."""
+"""Counts of outputs with known content."""
 
 import numpy as np
 import pytest
@@ -43,13 +43,13 @@ def test_tokens_layers_and_cut_outputs() -> None:
 
 
 def test_every_end_id_ends_an_output() -> None:
-    """Also where it is the last that there is room for; T5's eos is a token like others in another model."""
+    """Each end id ends an output, also as the last token that fits; T5's eos is an ordinary token in another model."""
     counter = OutputCounter(max_decode_length=4, end_ids=(6, 7), rule=_RULE)
     assert counter.counts(_generation(), lanes=4, source_length=_no_length)[2].tolist() == [0, 0, 0, 1]
 
 
 def test_operations() -> None:
-    """The full model's output tests nothing; the others are charged by the rule, beside what full depth would cost."""
+    """The full model's output has no tests; others are charged by the rule, next to their cost at full depth."""
     counter = OutputCounter(max_decode_length=4, end_ids=(1,), rule=_RULE, sizes=_SIZES)
     found = dict(zip(counter.rows, counter.counts(_generation(), lanes=4, source_length=lambda: 9), strict=True))
     for name, count in (("flops_appendix_b", flops_appendix_b), ("flops_calm_table", flops_calm_table)):
@@ -63,7 +63,7 @@ def test_operations() -> None:
 
 
 def test_bleu_counts_stand_beside() -> None:
-    """Every output brings its own counts against the references."""
+    """Every output has its own BLEU counts against the references."""
     pytest.importorskip("sacrebleu")
     counter = OutputCounter(max_decode_length=4, end_ids=(1,), rule=_RULE, with_bleu=True)
     counts = counter.counts(_generation(), lanes=4, source_length=_no_length)
@@ -73,7 +73,7 @@ def test_bleu_counts_stand_beside() -> None:
 
 
 def test_a_failed_example_counts_nothing() -> None:
-    """It has no outputs; its losses are counted elsewhere."""
+    """A failed example has no outputs and counts nothing; its losses are counted elsewhere."""
     failed = build_generation(outputs=(), failure="broken")
     counter = OutputCounter(max_decode_length=4, end_ids=(1,), rule=_RULE, sizes=_SIZES, with_bleu=True)
     assert not counter.counts(failed, lanes=4, source_length=_no_length).any()

@@ -1,4 +1,4 @@
-"""What ways of exiting cost and gain, and which are compared."""
+"""Costs and quality of ways of exiting, and the compared variants."""
 
 import dataclasses
 import math
@@ -49,7 +49,7 @@ def test_known_outputs() -> None:
 
 
 def test_without_references() -> None:
-    """There is no quality where there is nothing to compare to."""
+    """Without references there is no quality."""
     prompt = build_prompt("one", [5, 1])
     (full, early) = performances(build_task([prompt]), [build_generation(prompt, [("k b", [8]), ("k", [2])])])
     assert (full.quality, full.quality_change, early.quality, early.quality_change) == (None,) * 4
@@ -89,14 +89,14 @@ def test_a_broken_example_is_named() -> None:
 
 
 def test_a_failing_metric_is_named() -> None:
-    """A score that is none names the metric and the example."""
+    """An invalid score names the metric and the example."""
     generation = build_generation(_PROMPTS[0], [("a", [8])])
     with pytest.raises(MetricError, match='metric "builtins:len" on example "one": raised TypeError'):
         performances(build_task(_PROMPTS, metric="builtins:len"), [generation])
 
 
 def test_the_oracle_with_every_propagation_and_the_noisy_cache() -> None:
-    """Every state propagation is there once, with the oracle; tokens of the noisy cache are the last layer's."""
+    """Every state propagation occurs once, with the oracle; tokens of the noisy cache are the last layer's."""
     *oracles, noisy = propagation_variants("state", [0.9, 0.0])
     assert [variant.rule.state_propagation for variant in oracles] == list(PROPAGATIONS)
     assert {(variant.rule.confidence, variant.rule.token_from) for variant in oracles} == {("oracle", "exit_layer")}
@@ -133,7 +133,7 @@ def test_measures_then_static_layers_then_the_oracle() -> None:
 
 
 def test_the_rule_is_that_of_the_measures() -> None:
-    """Schedule and propagation go to the measures; static layers and oracle share all but the schedule."""
+    """Schedule and propagation apply to the measures; static layers and oracle share all but the schedule."""
     rule = ExitRule(schedule="decay", tau=4.0, state_propagation="projected", min_exit_layer=2, exit_interval=3)
     measure, static, oracle = tradeoff_variants(rule, ("softmax_max",), thresholds=(0.5,), num_layers=8)
     assert (measure.rule.schedule, measure.rule.tau, measure.rule.confidence) == ("decay", 4.0, "softmax_max")

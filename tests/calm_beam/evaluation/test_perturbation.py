@@ -17,9 +17,9 @@ from calm_beam.exits.rule import ExitRule
 from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of
 from tests.numpy_t5 import NumpyT5
 
-# Small and of few shapes: most of the time here is XLA's.
+# Small and of few shapes, since most of the time here is XLA's.
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3)
-# Of a model whose outputs end early now and then.
+# A model whose outputs sometimes end early.
 _SEED = 3
 _STEPS = 8
 _POSITIONS = tuple(range(_STEPS))
@@ -70,7 +70,7 @@ def _default() -> tuple[Perturbed, ...]:
 
 @dataclasses.dataclass
 class _Plain:
-    """The definition, recomputed from nothing at every step; keeps the least distance between ranked logits."""
+    """The definition, recomputed from scratch at every step; keeps the least distance between ranked logits."""
 
     model: NumpyT5
     source: Sequence[int]
@@ -110,7 +110,7 @@ def test_every_output_equals_plain_numpy() -> None:
                 longer += len(output) > len(result.unperturbed)
                 shorter += len(output) < len(result.unperturbed)
                 same += output == result.unperturbed
-            # Far enough from every tie that float32 must choose as float64 does.
+            # So far from every tie that float32 must choose as float64 does.
             assert plain.min_gap > 1e-4
             found_lengths.add(len(result.unperturbed))
     # Otherwise the comparison would prove little.
@@ -119,7 +119,7 @@ def test_every_output_equals_plain_numpy() -> None:
 
 
 def test_the_unperturbed_output_is_the_full_models() -> None:
-    """Lane 0 gives the tokens that the sweep gives for the full model."""
+    """Branch 0 gives the tokens of the sweep's full model."""
     decoder = Decoder(
         build_checkpoint(_CONFIG, seed=_SEED),
         sweep_branches(ExitRule(), (0.5,), max_decode_length=_STEPS),
@@ -137,7 +137,7 @@ def test_the_first_rank_changes_nothing() -> None:
 
 
 def test_one_layer_changes_nothing() -> None:
-    """Where the first layer is the last, its prediction is the model's."""
+    """If the first layer is the last, its prediction is the model's."""
     config = build_config(num_decoder_layers=1)
     for result in _decode(_PROMPTS, build_checkpoint(config)):
         assert {output for (kind, _), output in result.outputs.items() if kind == "layer"} == {result.unperturbed}
@@ -171,20 +171,20 @@ def test_ranks_differ() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_batch_does_not_matter(batch_size: int) -> None:
-    """Neither order nor number of the prompts beside which a prompt is decoded changes its outputs."""
+    """The order and number of prompts in the batch do not change a prompt's outputs."""
     order = [6, 2, 0, 5, 1]
     results = _decode([_PROMPTS[index] for index in order], batch_size=batch_size)
     assert results == [_default()[index] for index in order]
 
 
 def test_positions_do_not_matter_to_each_other() -> None:
-    """A position alone has the outputs that it has among others."""
+    """A position alone has the outputs that it has together with others."""
     for alone, among in zip(_decode(_PROMPTS, positions=[3]), _default(), strict=True):
         assert alone.outputs == {lane: output for lane, output in among.outputs.items() if lane[1] == 3}
 
 
 def test_broken_logits_are_told() -> None:
-    """A prompt whose logits are not finite says so, and the others are as without it."""
+    """A prompt whose logits are not finite is marked, and the others are as without it."""
     arrays = build_arrays(_CONFIG, 0)
     arrays["token_embedder/embedding"][63] = np.nan
     # Never generated: its logit is 0, and some other one of 63 is always above.
@@ -208,6 +208,6 @@ def test_broken_logits_are_told() -> None:
     ids=str,
 )
 def test_what_cannot_be_replaced_is_refused(changes: Mapping[str, Any], message: str) -> None:
-    """Positions outside the output's room or given twice, and ranks that no token has, are refused."""
+    """Positions beyond the output or given twice, and ranks that no token has, are refused."""
     with pytest.raises(ValueError, match=message):
         PerturbationDecoder(build_checkpoint(_CONFIG), max_decode_length=8, **{"positions": (0,), "rank": 2, **changes})

@@ -1,4 +1,4 @@
-"""A sample is the same for everybody, and means over it say how sure they are."""
+"""A sample depends on ids only, and its means have standard errors."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ def test_another_order_gives_the_same_sample() -> None:
 
 @pytest.mark.parametrize("count", [1, 7, 39])
 def test_larger_samples_hold_smaller_ones(count: int) -> None:
-    """One more example leaves the others in."""
+    """A larger sample contains the smaller one."""
     assert set(sampled(_EXAMPLES, count)) < set(sampled(_EXAMPLES, count + 1))
 
 
@@ -44,7 +44,7 @@ def test_no_more_than_there_are(count: int) -> None:
 @hypothesis.settings(deadline=None, derandomize=True)
 @hypothesis.given(_VALUES)
 def test_a_mean_and_its_standard_error(values: list[float]) -> None:
-    """They are those of the statistics module."""
+    """Mean and standard error are those of the statistics module."""
     found = estimated_mean(values)
     assert found.mean == pytest.approx(statistics.fmean(values), abs=1e-12)
     assert found.standard_error == pytest.approx(statistics.stdev(values) / math.sqrt(len(values)), abs=1e-9)
@@ -66,10 +66,10 @@ def test_a_ratio_is_per_token() -> None:
 
 
 def test_the_standard_error_of_a_ratio() -> None:
-    """It is the spread of the ratio over many samples of that size, within 10 %."""
+    """The standard error is the spread of the ratio over many samples of that size, within 10 %."""
     generator = np.random.default_rng(0)
     tokens = generator.integers(3, 30, size=(400, 50))
-    # Long outputs use more layers, so numerator and denominator go together.
+    # Long outputs use more layers, so numerator and denominator are correlated.
     layers = tokens * (2 + tokens / 20) + generator.normal(0, 4, tokens.shape)
     found = [estimated_ratio(above.tolist(), below.tolist()) for above, below in zip(layers, tokens, strict=True)]
     spread = statistics.stdev(estimate.mean for estimate in found)
@@ -86,11 +86,11 @@ def test_the_order_does_not_matter(values: list[float], shuffler: random.Random)
 
 
 def test_one_prompt() -> None:
-    """A single prompt has a mean, and says nothing of its precision."""
+    """A single prompt has a mean, and no standard error."""
     assert estimated_ratio([12], [4]) == Estimate(mean=3.0, standard_error=None, prompts=1)
 
 
 def test_no_prompt() -> None:
-    """There is no mean of nothing."""
+    """Without prompts there is no mean."""
     with pytest.raises(ValueError, match="an estimate needs at least one prompt, got none"):
         estimated_mean([])

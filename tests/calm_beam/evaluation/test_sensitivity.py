@@ -1,4 +1,4 @@
-"""From perturbed outputs to curves, with a decoder whose answers are known."""
+"""From perturbed outputs to curves, with a decoder of known answers."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from tests.calm_beam.evaluation.builders import build_prompt, build_task
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """A decoder that has its answers by prompt; the last prompt's come first."""
+    """A decoder with answers by prompt; the last prompt's come first."""
 
     answers: Mapping[tuple[int, ...], Perturbed]
 
@@ -24,7 +24,7 @@ class _Known:
 
 
 def _measure(answers: Mapping[tuple[int, ...], Perturbed]) -> tuple[list[Sensitivity], int]:
-    """Returns the curves and how often a prompt was reported."""
+    """Returns the curves and the number of reports about prompts."""
     task = build_task([build_prompt(f"prompt-{ids[0]}", ids) for ids in answers])
     calls: list[None] = []
     decoder = cast(PerturbationDecoder, _Known(answers))

@@ -1,4 +1,4 @@
-"""The speedup by a clock of known answers."""
+"""The speedup by a clock with known times."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from calm_beam.evaluation.serving_speed import measure_speedups
 
 
 class _Clock:
-    """Advances by what each decoder is said to take, and remembers who ran."""
+    """Advances by each decoder's given time, and records which ran."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -19,7 +19,7 @@ class _Clock:
 
 
 class _Decoder:
-    """Takes so many seconds for each token of the prompt, and longer the first time at each width."""
+    """Takes a given time for each token of the prompt, and longer the first time at each width."""
 
     def __init__(self, name: str, seconds: float, clock: _Clock) -> None:
         self._name, self._seconds, self._clock = name, seconds, clock
@@ -31,14 +31,14 @@ class _Decoder:
         if width not in self._compiled:
             self._compiled.add(width)
             self._clock.now += 1000
-        # Only once the output is asked for: decoders are lazy.
+        # Only once the output is requested, since decoders are lazy.
         self._clock.now += self._seconds * len(prompt)
         self._clock.ran.append((self._name, len(prompt)))
         yield 0
 
 
 def test_the_factor_is_the_ratio_of_times_without_compilation() -> None:
-    """Twice and four times as fast; the first run at each of two widths, with its compilation, does not count."""
+    """Decoders are twice and four times as fast; the first run at each of two widths, which compiles, is left out."""
     clock = _Clock()
     prompts = [[5] * length for length in (3, 7, 40, 10)]
     decoders = {"half": _Decoder("half", 0.5, clock), "quarter": _Decoder("quarter", 0.25, clock)}
@@ -50,7 +50,7 @@ def test_the_factor_is_the_ratio_of_times_without_compilation() -> None:
 
 
 def test_decoders_take_turns() -> None:
-    """Every prompt is decoded by all before the next one, each time beginning with another."""
+    """Every prompt is decoded by all before the next one, each time starting with another."""
     clock = _Clock()
     measure_speedups(
         _Decoder("full", 1, clock),
@@ -63,7 +63,7 @@ def test_decoders_take_turns() -> None:
 
 
 class _Batches:
-    """Takes so many seconds for each prompt of a batch, and remembers the sizes."""
+    """Takes a given time for each prompt of a batch, and records the sizes."""
 
     def __init__(self, seconds: float, clock: _Clock) -> None:
         self._seconds, self._clock = seconds, clock
@@ -76,7 +76,7 @@ class _Batches:
 
 
 def test_batches_are_decoded_together_as_long_as_there_is_time() -> None:
-    """A first batch is not timed; no turn begins after the most seconds, and there is at least one."""
+    """The first batch is not timed; no turn begins after the time limit, and there is at least one."""
     clock = _Clock()
     full, early = _Batches(2.0, clock), _Batches(1.0, clock)
     found = measure_speedups(
@@ -92,6 +92,6 @@ def test_batches_are_decoded_together_as_long_as_there_is_time() -> None:
 
 
 def test_no_prompts() -> None:
-    """There is no speedup of nothing."""
+    """Without prompts there is no speedup."""
     with pytest.raises(ValueError, match="a speedup needs at least one prompt, got none"):
         measure_speedups(_Decoder("full", 1, _Clock()), {}, prompts=[], max_input_length=64)

@@ -1,4 +1,4 @@
-"""Random splits: who is in which part, and that sums over parts are those of the examples in them."""
+"""Random splits: the parts of each unit, and sums over parts."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ _LAYOUT = Layout.of(_SPECS, thresholds=3)
 
 
 def test_membership_depends_on_seed_trial_and_key_alone() -> None:
-    """The same in any company and order, and for fewer trials; another seed splits otherwise."""
+    """Membership does not depend on other keys, order, or the number of trials; another seed splits differently."""
     keys = [f"row-{index}" for index in range(40)]
     parts = _SPLITS.parts(keys)
     np.testing.assert_array_equal(_SPLITS.parts(keys[::-1]), parts[::-1])
@@ -49,7 +49,7 @@ def _units(count: int) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def test_parts_against_a_loop() -> None:
-    """Calibration and test part of every trial hold the sums and the number of the units that drew them."""
+    """Calibration and test part of every trial have the sums and numbers of their units."""
     keys, losses, counts = _units(25)
     totals = SplitTotals.of_units(keys, losses, counts=counts, layout=_LAYOUT, splits=_SPLITS)
     values = _LAYOUT.values(losses)
@@ -89,6 +89,6 @@ def test_sums_do_not_depend_on_sharding_or_order(order: int) -> None:
     ],
 )
 def test_impossible_splits_are_refused(changes: dict[str, Any], message: str) -> None:
-    """Both parts need examples, and there is at least one split."""
+    """Both parts need examples, and there must be at least one split."""
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(_SPLITS, **changes)

@@ -1,4 +1,4 @@
-"""What every layer's predictions say of exits, on cases that are worked out by hand."""
+"""The suitability of layers for exits from their predictions, on cases computed by hand."""
 
 import dataclasses
 import re
@@ -23,15 +23,15 @@ def _predictions(tokens: list[list[int]], gaps: list[list[float]]) -> LayerPredi
     )
 
 
-# Four tokens, three layers: the first token is settled at once, the second agrees at layer 1 and leaves again, the
-# third agrees at layer 2, the fourth at the last layer alone.
+# Four tokens, three layers: the first token is settled at once, the second agrees at layer 1 and differs again, the
+# third agrees at layer 2, the fourth at the last layer only.
 _CASE = _predictions(
     [[7, 8, 1, 1], [7, 2, 9, 1], [7, 8, 9, 5]], [[0.9, 0.5, 0.1, 0.1], [0.9, 0.1, 0.8, 0.3], [1.0, 0.9, 0.9, 0.9]]
 )
 
 
 def test_agreement_and_depths_by_hand() -> None:
-    """Agreement counts layer by layer; the oracle leaves at the first layer that agrees, settled at the last change."""
+    """Agreement is counted by layer; the oracle exits at the first layer that agrees, settled at the last change."""
     found = suitability_of(_CASE, sizes=_SIZES, agreeing=1)
     assert found.agreement == (0.5, 0.5, 1.0)
     assert found.first_agreement == (1 + 1 + 2 + 3) / 4
@@ -40,7 +40,7 @@ def test_agreement_and_depths_by_hand() -> None:
 
 
 def test_the_threshold_is_the_lowest_above_which_enough_tokens_stay() -> None:
-    """At 0.31 the fourth token still goes to the last layer; at 0.3 it leaves with another token."""
+    """At 0.31 the fourth token still reaches the last layer; at 0.3 it exits with another token."""
     everything = suitability_of(_CASE, sizes=_SIZES, agreeing=1).exits[0]
     assert everything.threshold == pytest.approx(0.31)
     assert everything.layers == (1 + 1 + 2 + 3) / 4
@@ -50,7 +50,7 @@ def test_the_threshold_is_the_lowest_above_which_enough_tokens_stay() -> None:
 
 
 def test_a_threshold_below_one_that_fails_is_not_taken() -> None:
-    """Where a higher threshold loses too many tokens, no lower one is looked at, however many it keeps."""
+    """If a higher threshold loses too many tokens, no lower one is taken, however many it keeps."""
     # Sure and wrong at layer 1; less sure and right for all others.
     sizes = dataclasses.replace(_SIZES, num_layers=2)
     predictions = _predictions([[1, 5, 5], [4, 5, 5]], [[1.0, 0.5, 0.5], [1.0, 0.9, 0.9]])
@@ -60,20 +60,20 @@ def test_a_threshold_below_one_that_fails_is_not_taken() -> None:
 
 
 def test_exits_of_fewer_layers_by_hand() -> None:
-    """Fewer tests, deeper tokens: what each choice of layers takes, the tests included."""
+    """Each choice of layers has fewer tests and deeper tokens; its cost includes the tests."""
     found = suitability_of(_CASE, sizes=_SIZES, agreeing=1)
     full = 3 * 64 + 40
     assert [(each.min_exit_layer, each.exit_interval) for each in found.exits] == [(1, 1), (2, 2)]
     every, alone = found.exits
     exits = np.array([1, 1, 2, 3])
     assert every.work == pytest.approx((exits * 64 + (3 - exits) * 16 + exits * 40).mean() / full)
-    # Layer 2 alone: the second token's is another there, and must not leave.
+    # Layer 2 alone: the second token differs there, and must not exit.
     assert (alone.threshold, alone.layers) == (pytest.approx(0.31), 2.5)
     assert alone.work == pytest.approx(((2 * 64 + 16 + 40) + (3 * 64 + 2 * 40)) / 2 / full)
 
 
 def test_one_layer_has_no_choice() -> None:
-    """It always goes through it."""
+    """A single layer is always run."""
     sizes = dataclasses.replace(_SIZES, num_layers=1)
     found = suitability_of(_predictions([[3, 4]], [[0.5, 0.6]]), sizes=sizes)
     assert [(each.layers, each.work) for each in found.exits] == [(1.0, 1.0)]
@@ -81,7 +81,7 @@ def test_one_layer_has_no_choice() -> None:
 
 @given(st.integers(2, 6), st.integers(1, 20), st.integers(0, 2**32 - 1))
 def test_no_exit_is_below_the_oracles_where_all_tokens_stay(depth: int, count: int, seed: int) -> None:
-    """Depths are in order: first agreement, then settled, within the layers; the last layer always agrees."""
+    """Depths are ordered: first agreement, then settled, within the layers; the last layer always agrees."""
     generator = np.random.default_rng(seed)
     found = suitability_of(
         LayerPredictions(
@@ -124,7 +124,7 @@ def _of(layers: float, first_agreement: float) -> Suitability:
     ],
 )
 def test_the_verdict_says_what_to_do(layers: float, first_agreement: float, words: str) -> None:
-    """A model that never exits is told so, with what would help."""
+    """For a model that never exits, the verdict says so, with advice."""
     with_words = _of(layers, first_agreement).verdict
     assert re.search(words, with_words), with_words
 
@@ -153,13 +153,13 @@ def test_the_verdict_says_what_to_do(layers: float, first_agreement: float, word
     ],
 )
 def test_the_advice_names_the_layers(exits: tuple[ExitForecast, ...], words: str) -> None:
-    """Where tests cost more than they save, another choice is named, or another measure."""
+    """If tests cost more than they save, the advice names other layers or another measure."""
     found = dataclasses.replace(_of(5.0, 4.0), exits=exits)
     assert re.search(words, found.advice), found.advice
 
 
 def test_wrong_arguments_are_refused() -> None:
-    """With what was wrong."""
+    """Wrong arguments are refused with the reason."""
     with pytest.raises(ValueError, match=r"agreeing must be in \(0, 1\], got 98"):
         suitability_of(_CASE, sizes=_SIZES, agreeing=98)
     with pytest.raises(ValueError, match="no token to look at"):

@@ -1,4 +1,4 @@
-"""What a certified head claims, against float64: never wrong, and open where it cannot know."""
+"""Claims of a certified head, against float64: never wrong, and open if it cannot decide."""
 
 import functools
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def _strict() -> Iterator[None]:
 def _certified(
     states: jax.Array, head: CertifiedHead, measure: str, is_thorough: bool, instructions: str
 ) -> Certificate:
-    """Returns the certificate; compiled once for each instruction set, which the caller has forced."""
+    """Returns the certificate, compiled once for each instruction set, which the caller has forced."""
     return certify(states, head, measure=MEASURES[measure], is_thorough=is_thorough)
 
 
@@ -81,7 +81,7 @@ def _check(
 def _trained_like(
     rows: int, vocab_size: int, *, width: int = _WIDTH, scale: float = 6, seed: int = 0, dtype: str = "float32"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns states and a head whose logits differ as those of trained models do: some tokens stand out."""
+    """Returns states and a head with differences of logits as in trained models: some tokens are far above the rest."""
     generator = np.random.default_rng(seed)
     weights = generator.standard_normal((vocab_size, width)).astype(np.float32) * np.float32(scale * width**-0.5)
     states = generator.standard_normal((rows, width)).astype(np.float32)
@@ -93,7 +93,7 @@ def _trained_like(
 @pytest.mark.parametrize(("rows", "vocab_size"), [(2, 2048), (9, 1999), (48, 2048), (384, 513), (3, 9001), (20, 9001)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_intervals_contain_the_truth(instructions: str, measure: str, rows: int, vocab_size: int, dtype: str) -> None:
-    """For few rows and many, vocabularies that fill their blocks or not, either type; and most rows are certain."""
+    """Intervals contain the truth for few rows and many, partial blocks, and either type; most rows are certain."""
     found = _check(*_trained_like(rows, vocab_size, dtype=dtype), instructions, measure)
     assert found.is_certain.mean() > 0.9
     width = (found.high - found.low)[found.is_certain]
@@ -107,7 +107,7 @@ def test_intervals_contain_the_truth(instructions: str, measure: str, rows: int,
 def test_thorough_answers_are_narrower_and_contain_the_truth(instructions: str, measure: str, vocab_size: int) -> None:
     """With candidates from all blocks, or from some; with AVX-512, a call of few rows is narrower still.
 
-    AVX2 quantises states in 14 bits however many rows there are: a call of few rows gives the same intervals.
+    AVX2 quantises states to 14 bits for any number of rows: a call of few rows gives the same intervals.
     """
     states, weights = _trained_like(24, vocab_size, scale=2)
     once = _check(states, weights, instructions, measure)
@@ -128,7 +128,7 @@ def test_thorough_answers_are_narrower_and_contain_the_truth(instructions: str, 
 @pytest.mark.parametrize("width", [3, 22, 70, 200])
 @pytest.mark.parametrize("rows", [3, 20])
 def test_widths_of_any_size(instructions: str, width: int, rows: int) -> None:
-    """Also such as fill no vector."""
+    """Widths that do not fill a vector are certified correctly."""
     for dtype in DTYPES:
         found = _check(*_trained_like(rows, 700, width=width, dtype=dtype), instructions, "softmax")
         assert found.is_certain.mean() > 0.8
@@ -163,7 +163,7 @@ def test_other_measures_get_the_token_alone(instructions: str) -> None:
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 @pytest.mark.parametrize("measure", _CERTIFIED)
 @hypothesis.settings(max_examples=25, deadline=None)
-# An entropy of nearly nothing, rounded to a confidence below the truth.
+# An entropy near 0, rounded to a confidence below the truth.
 @hypothesis.example(seed=521, scale=10.0, spread=0.0, row=np.zeros(_WIDTH, np.float32), dtype="float32")
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
@@ -175,7 +175,7 @@ def test_other_measures_get_the_token_alone(instructions: str) -> None:
 def test_nothing_wrong_is_ever_certain(
     instructions: str, measure: str, seed: int, scale: float, spread: float, row: np.ndarray, dtype: str
 ) -> None:
-    """Tiny and huge states, rows whose norms differ by many orders, one row that stands out: the truth is inside."""
+    """With tiny and huge states, norms of very different sizes, and one large row, the truth is in the interval."""
     generator = np.random.default_rng(seed)
     states, weights = _trained_like(3, 520, seed=seed)
     weights *= np.exp(generator.uniform(-spread, spread, (520, 1))).astype(np.float32)
@@ -187,7 +187,7 @@ def test_nothing_wrong_is_ever_certain(
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 @pytest.mark.parametrize("rows", [2, 40])
 def test_equal_rows_are_left_open(instructions: str, rows: int) -> None:
-    """A head of one repeated row, or whose best token stands there twice, has no largest logit."""
+    """A head of one repeated row, or with its best token twice, has no largest logit and is left open."""
     for vocab_size in (2048, 9000):
         states, weights = _trained_like(rows, vocab_size)
         repeated = np.repeat(weights[:1], vocab_size, axis=0)
@@ -198,7 +198,7 @@ def test_equal_rows_are_left_open(instructions: str, rows: int) -> None:
 
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 def test_nearly_equal_rows_are_told_apart_or_left_open(instructions: str) -> None:
-    """Rows that differ in the last bits of one weight: what is certain is right, and something is open."""
+    """With rows that differ in the last bits of one weight, certain results are right, and some are open."""
     states, weights = _trained_like(64, 2048)
     weights[1::2] = weights[::2]
     weights[1::2, 0] = np.nextafter(weights[::2, 0], np.float32(np.inf))
@@ -209,7 +209,7 @@ def test_nearly_equal_rows_are_told_apart_or_left_open(instructions: str) -> Non
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_left_open(instructions: str, value: float) -> None:
-    """In the states, for that row; in the weights, for all."""
+    """Non-finite values leave a row open if in its state, and all rows if in the weights."""
     states, weights = _trained_like(20, 520)
     states[3, 5] = value
     found = _certify(states, weights, instructions)
@@ -234,7 +234,7 @@ def test_sizes_at_the_ends_of_float32(instructions: str, exponent: int) -> None:
 
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 def test_numbers_that_vanish(instructions: str) -> None:
-    """Weights or states below the smallest normal number, beside such as are larger, and products that vanish."""
+    """Subnormal weights or states together with larger ones, and vanishing products, give no wrong certainty."""
     generator = np.random.default_rng(0)
     signs = np.sign(generator.standard_normal((20, 256))).astype(np.float32)
     tiny = np.ldexp(np.float32(0.99), -126)
@@ -255,7 +255,7 @@ def test_numbers_that_vanish(instructions: str) -> None:
 
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 def test_zeros_are_left_open(instructions: str) -> None:
-    """A state of zeros makes all logits equal."""
+    """A state of zeros makes all logits equal, and is left open."""
     states, weights = _trained_like(20, 520)
     states[4] = 0
     found = _check(states, weights, instructions, "softmax")
@@ -265,7 +265,7 @@ def test_zeros_are_left_open(instructions: str) -> None:
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 @pytest.mark.parametrize("rows", [0, 1, 11, 24])
 def test_padding_is_left_open(instructions: str, rows: int) -> None:
-    """Rows of zeros behind the last state, which native code passes by."""
+    """Rows of zeros after the last state, which native code skips, are left open."""
     states, weights = _trained_like(40, 2048)
     states[rows:] = 0
     found = _check(states, weights, instructions, "softmax")
@@ -275,7 +275,7 @@ def test_padding_is_left_open(instructions: str, rows: int) -> None:
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 @pytest.mark.parametrize("rows", [9, 11, 24])
 def test_a_row_is_the_same_in_any_company(instructions: str, rows: int) -> None:
-    """But for the parts that eight or fewer are quantised in."""
+    """A row gives the same bits in any batch, except in calls of up to eight rows, which are quantised differently."""
     states, weights = _trained_like(40, 2048)
     head = quantised_head(jnp.asarray(weights))
     padded = np.where(np.arange(40)[:, None] < rows, states, 0)
@@ -286,14 +286,14 @@ def test_a_row_is_the_same_in_any_company(instructions: str, rows: int) -> None:
 
 
 def _of_native_code(states: np.ndarray, head: CertifiedHead) -> np.ndarray:
-    """Returns what is known of each state as native code gives it back: [facts, rows]."""
+    """Returns native code's result for each state: [facts, rows]."""
     known = screened(jnp.asarray(states), head)
     return np.stack([*known[:6], *known.rest])
 
 
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 def test_columns_that_stand_out_are_kept(instructions: str) -> None:
-    """A column of huge weights, of which the states have next to nothing, leaves the rest as fine as it was."""
+    """A column of huge weights that meets almost none of the states leaves the others as precise as before."""
     states, weights = _trained_like(40, 2048)
     weights[1000:, 9] = -1e6
     states[:, 9] = 1e-3
@@ -306,7 +306,7 @@ def test_columns_that_stand_out_are_kept(instructions: str) -> None:
 
 @pytest.mark.parametrize("instructions", _INSTRUCTIONS)
 def test_a_bound_that_is_too_tight_is_found_out(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks above fail if the quantisation's error is not counted."""
+    """The checks above fail if the quantisation error is not counted."""
     states, weights = _trained_like(384, 2048, scale=12)
     monkeypatch.setattr(quantised_head_module, "_rounded_up", lambda values: (1e-3 * values).astype(np.float32))
     with pytest.raises(AssertionError):

@@ -18,7 +18,7 @@ from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.exits.measures.softmax_max import softmax_max
 from tests.sampling import sampled
 
-# Divisible by the 128 that are reduced side by side, by fewer, and by nothing; one block, and several.
+# Divisible by the 128 that are reduced in parallel, by fewer, and by nothing; one block, and several.
 _VOCABULARIES = (256, 384, 200, 67, 1, 2048, 2049, 5000, 8192)
 _NAMES = ("token", "confidence", "is_finite")
 
@@ -44,7 +44,7 @@ _decided = functools.partial(jax.jit, static_argnums=1)(_in_blocks)
 
 
 def _afresh(logits: np.ndarray, measure: str) -> tuple[jax.Array, ...]:
-    """Returns what `_decided` does, compiled for the sizes of blocks as they are now."""
+    """Returns `_decided` compiled for the present block sizes."""
     return jax.jit(functools.partial(_in_blocks, measure=measure))(logits)
 
 
@@ -60,7 +60,7 @@ def _logits(rows: int, vocab_size: int, scale: float = 3, seed: int = 0) -> np.n
 @pytest.mark.parametrize("vocab_size", [size for size in _VOCABULARIES if size > 1])
 @pytest.mark.parametrize("scale", sampled([0.05, 3, 40], keep=(1,)))
 def test_decisions_are_those_of_a_sorted_softmax(vocab_size: int, scale: float) -> None:
-    """Token, gap and maximum are numpy's, in float64, and those of the plain measures, for any size of vocabulary."""
+    """Token, gap and maximum are numpy's in float64, and the plain measures', for any size of vocabulary."""
     logits = _logits(64, vocab_size, scale)
     ordered = np.sort(scipy.special.softmax(logits.astype(np.float64), axis=-1))
     gap, largest = _decide(logits), _decide(logits, "softmax_max")
@@ -79,7 +79,7 @@ def test_decisions_are_those_of_a_sorted_softmax(vocab_size: int, scale: float) 
 
 
 def test_other_measures_have_no_confidence_here() -> None:
-    """Where the confidence does not come from logits it is 0."""
+    """A confidence that does not come from logits is 0 here."""
     assert not _decide(_logits(8, 256), "static")["confidence"].any()
 
 
@@ -135,7 +135,7 @@ def test_a_row_that_is_not_finite_says_so(measure: str, vocab_size: int, value: 
 
 
 def test_a_row_of_nan_or_of_nothing_is_not_finite() -> None:
-    """All NaN, and all minus infinity, are no distributions."""
+    """Rows of NaN only, and of minus infinity only, are not finite."""
     logits = np.array([[np.nan] * 256, [-np.inf] * 256], np.float32)
     for measure in ("softmax", "softmax_max", "state"):
         assert not _decide(logits, measure)["is_finite"].any()
@@ -144,7 +144,7 @@ def test_a_row_of_nan_or_of_nothing_is_not_finite() -> None:
 @pytest.mark.parametrize("vocab_size", [256, 5000])
 @pytest.mark.parametrize("allowed", [slice(0, 7), slice(-7, None)])
 def test_minus_infinity_forbids_a_token_only(vocab_size: int, allowed: slice) -> None:
-    """A logit of minus infinity has probability 0, whole blocks of it too; the row is finite as its largest is."""
+    """A logit of minus infinity, or a whole block of them, has probability 0; the row is finite if its largest is."""
     logits = np.full((4, vocab_size), -np.inf, np.float32)
     logits[:, allowed] = _logits(4, 7)
     expected = np.sort(scipy.special.softmax(logits[:, allowed].astype(np.float64), axis=-1))
@@ -158,7 +158,7 @@ def test_minus_infinity_forbids_a_token_only(vocab_size: int, allowed: slice) ->
 @pytest.mark.parametrize("rows", [192, 2048])
 @pytest.mark.parametrize("held", [1, 64])
 def test_few_rows_at_a_time_change_nothing(measure: str, rows: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deciding some rows at a time is deciding all at once, bit for bit; one or three at a time, but for rounding."""
+    """Deciding some rows at a time gives the bits of all at once; one or three rows differ by rounding."""
     logits = _logits(rows, 384)
     monkeypatch.setattr(decision, "_ROWS", rows)
     whole = _afresh(logits, measure)
@@ -179,7 +179,7 @@ def test_few_rows_at_a_time_change_nothing(measure: str, rows: int, held: int, m
 @pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "classifier"])
 @pytest.mark.parametrize("entries", sampled([64, 100, 128, 383], keep=(0, 1)))
 def test_blocks_of_the_vocabulary_change_nothing(measure: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deciding by blocks that fit the vocabulary, or do not, is deciding at once, but for rounding of the sum."""
+    """Blocks that fit the vocabulary or not change only the rounding of the sum."""
     logits = _logits(96, 384)
     whole = _afresh(logits, measure)
     monkeypatch.setattr(decision, "_ENTRIES", entries)
@@ -189,7 +189,7 @@ def test_blocks_of_the_vocabulary_change_nothing(measure: str, entries: int, mon
 
 
 def test_many_rows_are_decided_as_few_are() -> None:
-    """Thousands of rows give what they give sixty-four at a time, and what numpy gives."""
+    """Thousands of rows give what sixty-four at a time give, and what numpy gives."""
     logits = _logits(4096, 512)
     ordered = np.sort(scipy.special.softmax(logits.astype(np.float64), axis=-1))
     decided = _decide(logits)
@@ -204,7 +204,7 @@ def test_many_rows_are_decided_as_few_are() -> None:
 @pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "classifier"])
 @pytest.mark.parametrize("entries", [100, 128, 5000])
 def test_a_gpus_blocks_change_nothing(measure: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other, of as many entries as its logits have room; ties, and what is not finite, as on a CPU."""
+    """On a GPU blocks run one after the other, as many entries as fit; ties and non-finite rows are as on a CPU."""
     logits = _logits(70, 384)
     logits[1, 250], logits[2, 7] = np.nan, np.inf
     logits[3, [130, 300]] = 50

@@ -30,7 +30,7 @@ for vocab_size, vocab_axis in ((4096, 0), (5000, 1), (4097, 1)):
     weights[:, vocab_size // 2 + 5] = weights[:, 3]
     states[3] = weights[:, 3]
     weights = weights if vocab_axis else weights.T
-    # The last is of logits, and of no summary of them.
+    # The last one is about logits, not about a summary of them.
     of_all = dataclasses.replace(MEASURES["softmax"], of_summary=None)
     asked = [(decide, MEASURES[name]) for name in ("softmax", "softmax_max", "entropy", "state")]
     asked += [(decide_by_logits, measure) for measure in (MEASURES["softmax"], MEASURES["patience"], of_all)]
@@ -58,10 +58,10 @@ print("same")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_parts_of_the_vocabulary_decide_as_the_whole() -> None:
-    """Two and eight devices with parts of the head give the tokens, confidences and finiteness of one.
+    """Two and eight devices with parts of the head give the tokens, confidences and finiteness of one device.
 
-    Also where the vocabulary cannot be divided evenly, so that each device has all of it. Devices exchange numbers once
-    a decision, and not at all where each has the whole head.
+    This holds also if the vocabulary cannot be divided evenly, so that each device has all of it. Devices exchange
+    numbers once per decision, and not at all if each has the whole head.
     """
     run = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

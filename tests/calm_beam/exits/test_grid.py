@@ -57,7 +57,7 @@ def test_uniform_grids_hold_round_numbers(step: float, expected: tuple[float, ..
 
 @pytest.mark.parametrize("step", [0.05, 0.01, 0.001, 1 / 3, 1 / 7])
 def test_uniform_grids_are_grids(step: float) -> None:
-    """A uniform grid starts below 1 as float32 compares it, ends at 0, and is accepted as a grid."""
+    """A uniform grid starts below 1 in float32, ends at 0, and is accepted as a grid."""
     grid = uniform_grid(step)
     assert descending_grid(grid) == grid
     assert np.float32(grid[0]) < 1

@@ -1,4 +1,4 @@
-"""Which form of the head decides, and what it takes of memory."""
+"""The choice of the head's form, and its memory."""
 
 from typing import Any
 
@@ -33,17 +33,17 @@ def _form(exit_head: str, **changes: Any) -> str:
         ("int8", SMALLEST_CERTIFIED, "uint8"),
         ("int8", 1, "uint8"),
         ("auto", SMALLEST_CERTIFIED, "uint8"),
-        # What is saved of a small head is less than what the bounds cost.
+        # The savings of a small head are less than the cost of its bounds.
         ("auto", SMALLEST_CERTIFIED - 1, "exact"),
     ],
 )
 def test_the_form_goes_by_a_fixed_rule_of_sizes(exit_head: str, size: int, expected: str) -> None:
-    """Nothing is timed: a large head is native code's where there is some, unless one is named."""
+    """The form follows a fixed rule of sizes without timing: large heads use native code if available, or as named."""
     assert _form(exit_head, size=size) == expected
 
 
 def test_without_native_code_heads_are_exact() -> None:
-    """`auto` does without; whoever asks for int8 by name is told why there is none, and what to take."""
+    """`auto` uses exact heads without native code; int8 by name is refused with the reason and what to use."""
     assert [_form(exit_head, why_not="engine is xla") for exit_head in ("auto", "exact")] == ["exact", "exact"]
     with pytest.raises(UsageError) as error:
         _form("int8", why_not="engine is xla")
@@ -54,14 +54,14 @@ def test_without_native_code_heads_are_exact() -> None:
 
 
 def test_nothing_can_be_certified_for_ones_own_measure() -> None:
-    """Of logits, about which nothing is known: whoever asks for int8 by name is told so."""
+    """With a user's measure of logits, for which there are no bounds, int8 by name is refused."""
     assert {_form(exit_head, measure=_OWN) for exit_head in EXIT_HEADS if exit_head != "int8"} == {"exact"}
     with pytest.raises(UsageError, match=r"^exit_head is int8, but nothing is known of 'own:own' that"):
         _form("int8", measure=_OWN)
 
 
 def test_other_names_are_refused() -> None:
-    """With those that there are; of one that is gone, that it is."""
+    """An unknown name is refused with the list of known ones, and a removed one with a note."""
     with pytest.raises(ValueError, match=r"exit_head must be one of auto, exact, int8; got 'int4'\.$"):
         _form("int4")
     with pytest.raises(ValueError, match=r"exit_head must be one of .*; got 'bfloat16'\. bfloat16 is gone: ") as error:
@@ -70,7 +70,7 @@ def test_other_names_are_refused() -> None:
 
 
 def test_rounded_products_are_not_certified() -> None:
-    """A head whose products are less than float32's decides alone: bounds would be about other numbers."""
+    """A head with products below float32 precision decides alone: bounds would be about other numbers."""
     for products in ("high", "default"):
         precision = Precision(matmul_precision=products)
         assert _form("auto", precision=precision) == "exact"
@@ -81,7 +81,7 @@ def test_rounded_products_are_not_certified() -> None:
 
 @pytest.mark.parametrize("is_by_entry", [True, False])
 def test_certified_heads_take_no_more_than_is_said(is_by_entry: bool) -> None:
-    """Compared with the arrays of one whose columns stand out; and not a tenth more, entries padded to blocks aside."""
+    """The forecast is at most a tenth above the arrays of a head with outlier columns, padding not counted."""
     weights = np.random.default_rng(0).standard_normal((4000, 300)).astype(np.float32)
     weights[:, :16] *= 100
     head = quantised_head(jnp.asarray(weights))
@@ -94,7 +94,7 @@ def test_certified_heads_take_no_more_than_is_said(is_by_entry: bool) -> None:
 
 
 def test_what_takes_no_certified_head_takes_nothing() -> None:
-    """The exact head, rounded products, and `auto` where heads are small."""
+    """The exact head, rounded products, and `auto` with small heads need no memory."""
     sizes: dict[str, Any] = {"vocab_size": 4000, "width": 300, "is_by_entry": True, "heads": 1}
     assert certified_bytes("exact", FLOAT32, **sizes) == 0
     assert certified_bytes("auto", FLOAT32, **sizes) == 0

@@ -1,4 +1,4 @@
-"""The laws of merging: however logits are cut into parts, their summary is the same."""
+"""Merge laws: logits have the same summary however they are divided into parts."""
 
 import functools
 
@@ -51,7 +51,7 @@ def _assert_same(one: Summary, other: Summary) -> None:
 @_slowly
 @given(logits=_LOGITS, data=st.data())
 def test_any_order_and_the_union_at_once_are_the_same(logits: list[float], data: st.DataObject) -> None:
-    """Merged one by one in any order, beginning with nothing, parts have the summary of their union."""
+    """Merged one by one in any order, beginning with the empty one, parts have the summary of their union."""
     parts = _parts(logits)
     order = data.draw(st.permutations(range(len(logits))))
     _assert_same(_folded(parts, order), decision.union(parts))
@@ -60,7 +60,7 @@ def test_any_order_and_the_union_at_once_are_the_same(logits: list[float], data:
 @_slowly
 @given(logits=_LOGITS)
 def test_the_summary_is_that_of_the_sorted_logits(logits: list[float]) -> None:
-    """Largest, its first index, runner-up and sum are numpy's; NaN counts as the largest, and leaves nothing to use."""
+    """Largest, its first index, runner-up and sum are numpy's; NaN counts as the largest and makes the row unusable."""
     largest, token, second, total, weighted = (
         values.item() for values in decision.settled(_folded(_parts(logits), [*range(len(logits))]))
     )

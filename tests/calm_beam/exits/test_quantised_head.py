@@ -8,9 +8,9 @@ from calm_beam.exits.certified_head import BLOCK, heads_of_form, quantised_head
 
 
 def test_weights_are_packed() -> None:
-    """Four columns of sixteen entries after another, and 128 more; columns that are missing are 0."""
+    """Four columns of sixteen entries follow each other, plus 128; missing columns are 0."""
     weights = np.random.default_rng(0).integers(-126, 127, (BLOCK, 6)).astype(np.float32)
-    # What each entry's numbers are a multiple of is then 1.
+    # Each entry's scale is then 1.
     weights[:, 2] = 127
     found = np.asarray(quantised_head(jnp.asarray(weights)).quantised)
     assert found.shape == (4, 2, 16, 4)
@@ -20,7 +20,7 @@ def test_weights_are_packed() -> None:
 
 
 def test_heads_of_a_form() -> None:
-    """One for each kernel, whichever axis of it is the vocabulary."""
+    """There is one head per kernel, whichever of its axes is the vocabulary."""
     weights = jnp.asarray(np.random.default_rng(0).standard_normal((32, 2048)), jnp.float32)
     one, other = heads_of_form("uint8", [(weights, 1), (weights.T, 0)])
     assert one is not None
@@ -31,5 +31,5 @@ def test_heads_of_a_form() -> None:
 
 
 def test_exact_heads_certify_nothing() -> None:
-    """There is one nothing for each kernel."""
+    """Exact heads have an empty certificate for each kernel."""
     assert heads_of_form("exact", [(jnp.zeros((4, 8)), 1)] * 2) == [None, None]

@@ -1,4 +1,4 @@
-"""What an exit rule accepts, and which layers it lets tokens leave at."""
+"""Exit rules: accepted values, and the layers at which tokens may exit."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ def test_every_named_choice_is_accepted() -> None:
     ],
 )
 def test_rules_that_save_nothing_say_so(rule: ExitRule, expected: bool) -> None:
-    """Whatever looks at the last layer for every token needs the full model."""
+    """A rule that looks at the last layer for every token needs the full model."""
     assert rule.needs_full_model() is expected
 
 
@@ -91,6 +91,6 @@ def test_exit_layers_start_at_the_minimum_and_end_at_the_top(minimum: int, inter
 
 
 def test_a_minimum_above_the_decoder_is_refused() -> None:
-    """A rule that the decoder is too shallow for is refused with both numbers."""
+    """A rule for which the decoder is too shallow is refused with both numbers."""
     with pytest.raises(ValueError, match="min_exit_layer must be at most 4, the decoder's depth; got 5"):
         ExitRule(min_exit_layer=5).exit_layers(4)

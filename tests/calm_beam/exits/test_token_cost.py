@@ -1,4 +1,4 @@
-"""What a token costs by the layer where it leaves."""
+"""The cost of a token by its exit layer."""
 
 import pytest
 
@@ -12,7 +12,7 @@ _COST = TokenCost(layers=8, layer=10.0, skipped=1.0, output=100.0, tests={Need.L
 @pytest.mark.parametrize(
     ("rule", "layer", "expected"),
     [
-        # The first test lets it out, and gives the token.
+        # The first test accepts, and gives the token.
         (ExitRule(min_exit_layer=2, exit_interval=2), 2, 100 + 20 + 6),
         (ExitRule(min_exit_layer=2, exit_interval=2), 6, 100 + 60 + 2 + 2 * 50),
         # Three tests have failed, and the last layer is not tested.
@@ -23,12 +23,12 @@ _COST = TokenCost(layers=8, layer=10.0, skipped=1.0, output=100.0, tests={Need.L
     ],
 )
 def test_a_token_pays_layers_and_tests(rule: ExitRule, layer: int, expected: float) -> None:
-    """A token pays for layers gone through and skipped, and for every test but the one that gives it."""
+    """A token costs the layers it runs and skips, and every test but the one that gives it."""
     assert _COST.at(layer, rule) == expected
 
 
 def test_a_mean_lies_between_the_nearest_exits() -> None:
-    """Tokens that leave between two exits on average cost as much as a mixture of both; beyond all, the nearest."""
+    """Tokens that exit between two exits on average cost a mixture of both; beyond all, the nearest."""
     rule = ExitRule(min_exit_layer=4, exit_interval=2)
     assert _COST.at_mean(4.5, rule) == pytest.approx(0.75 * _COST.at(4, rule) + 0.25 * _COST.at(6, rule))
     assert _COST.at_mean(8, rule) == _COST.at(8, rule)

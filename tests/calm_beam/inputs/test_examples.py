@@ -17,7 +17,7 @@ def _parse(line: bytes | str | dict[str, Any], **changes: Any) -> Example:
 
 
 def test_a_whole_row() -> None:
-    """Every field is read, and where the row came from is kept; other keys are ignored."""
+    """Every field is read, with the row's place; other keys are ignored."""
     row = {"id": "x", "input": "häst ", "references": ["a", ""], "note": 3}
     example = _parse(row, file_index=2)
     assert example == Example(
@@ -43,7 +43,7 @@ _ASKED = {"role": "user", "content": "Why?"}
 
 
 def test_messages_instead_of_text() -> None:
-    """The user's text is the input, whatever form it has, and an assistant's answer the reference."""
+    """The user's text is the input, in any form, and an assistant's answer the reference."""
     plain, answered = _parse({"input": "Why?"}), _parse({"input": "Why?", "references": ["So."]})
     assert _parse({"messages": [_ASKED]}) == plain
     parts = [{"type": "text", "text": "Wh"}, {"type": "text", "text": "y?"}]
@@ -55,7 +55,7 @@ def test_messages_instead_of_text() -> None:
 
 
 def test_messages_beside_a_prompt_are_ignored() -> None:
-    """As other keys are."""
+    """Messages next to a prompt are ignored, as other keys are."""
     assert _parse({"input": "a", "messages": 3}) == _parse({"input": "a"})
 
 
@@ -74,7 +74,7 @@ def test_messages_beside_a_prompt_are_ignored() -> None:
     ],
 )
 def test_other_messages_are_refused(messages: Any, message: str) -> None:
-    """With the file, the line and what was expected."""
+    """Other messages are refused with the file, the line and what was expected."""
     with pytest.raises(DataError) as error:
         _parse({"messages": messages})
     assert str(error.value).startswith("data/a.jsonl, line 17: ")
@@ -82,7 +82,7 @@ def test_other_messages_are_refused(messages: Any, message: str) -> None:
 
 
 def test_an_answer_in_two_places_is_refused() -> None:
-    """Nothing says which of them counts."""
+    """An answer in two places is refused, since either could be meant."""
     row = {"messages": [_ASKED, {"role": "assistant", "content": "So."}], "references": ["No."]}
     with pytest.raises(DataError, match=r"has both references and an assistant's message\. Leave one of them out"):
         _parse(row)
@@ -157,7 +157,7 @@ def test_malformed_rows_are_named(line: bytes | str | dict[str, Any], message: s
 
 @pytest.mark.parametrize("key", ["input", "id", "references"])
 def test_text_that_is_no_unicode_is_refused(key: str) -> None:
-    r"""Half a surrogate pair, which JSON can spell as \ud800, cannot be stored: it is refused where it is read."""
+    r"""Half a surrogate pair, which JSON can spell as \ud800, cannot be stored and is refused when it is read."""
     row = {"input": "a", key: ["\ud800"] if key == "references" else "\ud800"}
     with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: "):
         _parse(row)
@@ -165,7 +165,7 @@ def test_text_that_is_no_unicode_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["input", "id", "references", "page"])
 def test_nul_characters_are_refused(key: str) -> None:
-    """A NUL character, which a vocabulary reads as unknown and no output can have, is refused wherever it stands."""
+    """A NUL character, which a vocabulary reads as unknown and no output can have, is refused everywhere."""
     row = {"input": "a", "page": "b", key: ["c", "x\0y"] if key == "references" else "x\0y"}
     with pytest.raises(DataError, match=r"^data/a\.jsonl, line 17: 'x\\x00y' holds a NUL character, which vocab"):
         _parse(row, keys=RowKeys(cluster="page"))
@@ -173,7 +173,7 @@ def test_nul_characters_are_refused(key: str) -> None:
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400", "[NaN]", '{"a": -Infinity}'])
 def test_what_is_passed_over_is_json_too(value: str) -> None:
-    """What JSON does not know is refused under a key that nobody reads, too; large integers are JSON."""
+    """Invalid JSON is refused under an unused key too; large integers are valid."""
     with pytest.raises(DataError, match=r"^data/a\.jsonl, line 17: .*(not a number that JSON allows|too large)"):
         _parse(f'{{"input": "a", "score": {value}}}')
     assert _parse(f'{{"input": "a", "score": {10**400}}}').input == "a"
@@ -198,7 +198,7 @@ def test_references_may_be_token_ids() -> None:
 
 
 def test_text_references_need_a_vocabulary() -> None:
-    """Where outputs stay token ids, references that are texts are refused with their row; ids and none at all pass."""
+    """If outputs stay token ids, references that are texts are refused with their row; ids and none at all pass."""
     keys = RowKeys(has_vocabulary=False)
     with pytest.raises(
         DataError, match=r"^data/a\.jsonl, line 17: its references are texts, but outputs are token ids"
@@ -222,18 +222,18 @@ def test_text_references_need_a_vocabulary() -> None:
     ids=str,
 )
 def test_empty_references_are_noticed(row: dict[str, Any], is_empty: bool) -> None:
-    """They are right answers like others, and are counted: only an empty output gets a score from one."""
+    """Empty references are valid and counted: only an empty output has a score with one."""
     assert _parse({"input": "a", **row}).has_empty_reference == is_empty
 
 
 def test_ids_too_large_to_store_are_refused() -> None:
-    """A token id beyond 32 bits is refused where it is read, not when it is decoded or stored."""
+    """A token id beyond 32 bits is refused when it is read, not when it is decoded or stored."""
     with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: "):
         _parse({"input_ids": [5, 2**31]})
 
 
 def test_an_id_is_derived_from_the_content() -> None:
-    """Without an id, equal content has equal ids, wherever it stands; other content has others."""
+    """Without an id, equal content has equal ids in any place; other content has others."""
     one = _parse({"input": "a", "references": ["b"]})
     assert not one.has_own_id
     assert one.id.startswith("content-")
@@ -253,7 +253,7 @@ def test_an_id_is_derived_from_the_content() -> None:
 
 
 def test_digests_tell_prompt_from_content() -> None:
-    """The prompt's digest sees the prompt alone; the content's digest also id and references, but no place."""
+    """The prompt's digest depends on the prompt alone; the content's digest also on id and references, but no place."""
     one = _parse({"id": "x", "input": "a", "references": ["b"]})
     other_answer = _parse({"id": "x", "input": "a", "references": ["c"]})
     other_id = _parse({"id": "y", "input": "a", "references": ["b"]})
@@ -289,14 +289,14 @@ def test_a_cluster_is_read_where_it_is_asked_for() -> None:
     ],
 )
 def test_a_row_without_a_cluster_is_named(row: dict[str, Any], message: str) -> None:
-    """A row that does not say its cluster is refused with its file and line: guessing would feign independence."""
+    """A row without its cluster is refused with file and line, since a default would feign independence."""
     with pytest.raises(DataError) as caught:
         _parse({"input": "a", **row}, keys=RowKeys(cluster="paragraph"))
     assert str(caught.value).startswith(f"data/a.jsonl, line 17: {message}")
 
 
 def test_a_row_nested_too_deeply_is_refused() -> None:
-    """JSON that is nested beyond what can be read is a malformed row too, not a crash."""
+    """JSON that is nested too deeply is a malformed row, not a crash."""
     with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: not JSON that we read: nested deeper than"):
         _parse("[" * 200_000)
 
@@ -333,7 +333,7 @@ def test_damaged_gzip_is_refused(kept: int) -> None:
 
 
 def test_clusters_are_read_from_files() -> None:
-    """The key reaches every line."""
+    """The cluster key is read from every line."""
     lines = b'{"input": "a", "page": 3}\n{"input": "b", "page": "3"}\n'
     assert [example.cluster for example in _read(lines, keys=RowKeys(cluster="page"))] == ["3", "3"]
     with pytest.raises(DataError, match=r"^a\.jsonl, line 1: has no 'page', by which"):
@@ -341,7 +341,7 @@ def test_clusters_are_read_from_files() -> None:
 
 
 def test_references_can_be_required() -> None:
-    """Where the loss needs references, the first example without any is named, with its line."""
+    """If the loss needs references, the first example without any is named with its line."""
     with pytest.raises(
         DataError, match=r"^a\.jsonl, line 2: risk consistency needs references, example content-\w+ has"
     ):

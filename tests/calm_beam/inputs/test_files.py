@@ -1,4 +1,4 @@
-"""What identifies the content of data files."""
+"""Identification of data files by content."""
 
 import pathlib
 
@@ -7,7 +7,7 @@ from calm_beam.storage import replacing
 
 
 def test_data_files_are_known_by_content(tmp_path: pathlib.Path) -> None:
-    """Names, folders and order of data files do not matter, a byte does, and SeqIO data are known by name."""
+    """Names, folders and order of data files do not matter, but every byte does; SeqIO data are identified by name."""
     for name, text in (("a", "1"), ("b", "2"), ("c", "1"), ("d", "3")):
         (tmp_path / name).write_text(text)
     a, b, c, d = (str(tmp_path / name) for name in "abcd")
@@ -18,7 +18,7 @@ def test_data_files_are_known_by_content(tmp_path: pathlib.Path) -> None:
 
 
 def test_data_on_cloud_storage_are_known_by_content(bucket: str) -> None:
-    """By size and checksum, which the service keeps, whatever an object is called."""
+    """Objects are identified by size and checksum, which the service keeps, not by name."""
     for name, text in (("a", "1"), ("b", "1"), ("c", "2")):
         with replacing(f"{bucket}/{name}") as temporary:
             temporary.write_text(text)

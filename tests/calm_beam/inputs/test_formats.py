@@ -1,4 +1,4 @@
-"""Formats that need no TensorFlow: the same examples out of each, and what is said of damaged files."""
+"""Formats that need no TensorFlow: the same examples from each, and errors for damaged files."""
 
 import codecs
 import gzip
@@ -38,7 +38,7 @@ def _read(path: pathlib.Path, **reading: Any) -> list[Example]:
     ids=["text", "ids", "messages"],
 )
 def test_parquet_holds_what_jsonl_holds(rows: list[dict[str, Any]], tmp_path: pathlib.Path) -> None:
-    """The same rows in Parquet give equal examples, with equal ids, also where they lie in several row groups."""
+    """The same rows in Parquet give equal examples, with equal ids, also from several row groups."""
     expected = _read(write_rows(tmp_path / "a.jsonl", rows))
     assert _read(write_parquet(tmp_path / "a.parquet", rows)) == expected
     assert _read(write_parquet(tmp_path / "b.parquet", rows, row_group_size=2)) == expected
@@ -46,7 +46,7 @@ def test_parquet_holds_what_jsonl_holds(rows: list[dict[str, Any]], tmp_path: pa
 
 
 def test_row_groups_are_read_independently(tmp_path: pathlib.Path) -> None:
-    """Each part knows where in the file its rows stand; together they are all of it, in whatever order."""
+    """Each part knows the place of its rows in the file; together they are all of it, in any order."""
     path = str(write_parquet(tmp_path / "a.parquet", [{"input": f"p{index}"} for index in range(5)], row_group_size=2))
     parts = parts_of(path, file_index=1)
     found = [
@@ -56,7 +56,7 @@ def test_row_groups_are_read_independently(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_null_is_a_missing_key(tmp_path: pathlib.Path) -> None:
-    """Parquet has no missing entries: a null stands for one."""
+    """A null in Parquet, which has no missing entries, is a missing key."""
     rows: list[dict[str, Any]] = [
         {"input": "a", "input_ids": None, "id": None, "references": None},
         {"input": None, "input_ids": [4]},
@@ -69,7 +69,7 @@ def test_a_null_is_a_missing_key(tmp_path: pathlib.Path) -> None:
 
 
 def test_plain_text_is_one_prompt_a_line(tmp_path: pathlib.Path) -> None:
-    """Lines are prompts as they are, but for the line's end and the mark of UTF-8; compressed or not."""
+    """Lines are prompts unchanged, without the line's end and the mark of UTF-8; compressed or not."""
     path, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
     path.write_bytes(codecs.BOM_UTF8 + b"eins \r\nzw\xc3\xb6lf\nend")
     packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -89,14 +89,14 @@ def test_plain_text_is_one_prompt_a_line(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_bad_lines_of_text(content: bytes, message: str, tmp_path: pathlib.Path) -> None:
-    """A line that is no prompt is named."""
+    """A line that is not a prompt is named."""
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError, match=re.escape(f"a.txt, {message}")):
         _read(tmp_path / "a.txt")
 
 
 def test_text_has_no_references(tmp_path: pathlib.Path) -> None:
-    """Where references or clusters are needed, the first line is refused: there are none in plain text."""
+    """If references or clusters are needed, the first line is refused, since plain text has none."""
     (tmp_path / "a.txt").write_text("a\n")
     with pytest.raises(DataError, match=r"a\.txt, line 1: risk consistency needs references"):
         _read(tmp_path / "a.txt", needs_references=True)
@@ -123,7 +123,7 @@ def test_text_has_no_references(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_bad_rows_of_parquet(columns: dict[str, list[Any]], message: str, tmp_path: pathlib.Path) -> None:
-    """What is wrong with a row is said as for JSONL, with file and row."""
+    """Errors in a row are reported as for JSONL, with file and row."""
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=re.escape(message)) as caught:
         _read(tmp_path / "a.parquet")
@@ -132,7 +132,7 @@ def test_bad_rows_of_parquet(columns: dict[str, list[Any]], message: str, tmp_pa
 
 @pytest.mark.parametrize("name", ["input", "note"])
 def test_two_columns_of_one_name(name: str, tmp_path: pathlib.Path) -> None:
-    """Which of them is meant nobody knows, so a file with two columns of one name is refused, whatever they are."""
+    """A file with two columns of one name is refused, whatever they are."""
     columns = [pyarrow.array(["a"]), pyarrow.array(["b"]), pyarrow.array(["c"])]
     table = pyarrow.Table.from_arrays(columns, names=["input", name, "note"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
@@ -150,7 +150,7 @@ def test_text_in_parquet_that_is_not_utf_8(tmp_path: pathlib.Path) -> None:
 
 
 def test_damaged_parquet(tmp_path: pathlib.Path) -> None:
-    """A file that is none, was cut off or has a damaged page is refused by name."""
+    """An invalid file, one that was cut off, and one with a damaged page are refused by name."""
     path = write_parquet(tmp_path / "a.parquet", [{"input": f"prompt {index}"} for index in range(50)])
     content = path.read_bytes()
     path.write_bytes(content[:-20])
@@ -214,14 +214,14 @@ def test_suffixes_tell_formats(path: str, name: str) -> None:
 
 @pytest.mark.parametrize("path", ["a.csv", "a", "a.jsonl.bz2", "a.parquet.gz", "jsonl"])
 def test_other_suffixes_tell_none(path: str) -> None:
-    """A file whose format is not known is refused rather than guessed."""
+    """A file of an unknown format is refused."""
     with pytest.raises(DataError, match=re.escape(f"{path}: its suffix tells no format (.jsonl, .txt,")):
         format_of(path)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.parquet"])
 def test_empty_files_hold_nothing(name: str, tmp_path: pathlib.Path) -> None:
-    """A file without rows gives no examples; whoever reads a data set refuses it."""
+    """A file without rows gives no examples; the reader of a data set refuses that."""
     path = tmp_path / name
     path.touch()
     if name == "a.parquet":
@@ -232,7 +232,7 @@ def test_empty_files_hold_nothing(name: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_places_are_named_as_formats_count() -> None:
-    """Messages speak of lines, rows, records and examples."""
+    """Messages name lines, rows, records and examples."""
     places = {place_of(path, 3) for path in ("a.jsonl", "a.txt", "a.parquet", "a.tfrecord", "seqio:t/s/00000-of-00001")}
     assert places == {
         "a.jsonl, line 3",
@@ -245,7 +245,7 @@ def test_places_are_named_as_formats_count() -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.gz"])
 def test_a_line_without_end_is_refused(name: str, tmp_path: pathlib.Path) -> None:
-    """A line longer than any row may be is named; of what a small file unpacks to, no more of it is in memory."""
+    """A line beyond the limit is named, without unpacking more of a small file into memory."""
     path = tmp_path / name
     content = b'{"input": "a"}\n{"input": "' + b"a" * (32 << 20) + b'"}\n'
     path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
@@ -269,7 +269,7 @@ def test_a_line_without_end_is_refused(name: str, tmp_path: pathlib.Path) -> Non
     ids=["prompt", "references"],
 )
 def test_a_row_of_any_format_is_bounded(row: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """What a row may have is the same where it is no line: prompt and references together."""
+    """The limit of a row holds for all formats: prompt and references together."""
     rows = [{"input": "short", "references": []}, {"references": [], **row}]
     with pytest.raises(DataError, match="row 2: is longer than 4 MiB"):
         _read(write_parquet(tmp_path / "a.parquet", rows))
@@ -279,7 +279,7 @@ def test_a_row_of_any_format_is_bounded(row: dict[str, Any], tmp_path: pathlib.P
 
 
 def test_a_cell_that_is_stored_once_is_read_in_small_batches(tmp_path: pathlib.Path) -> None:
-    """A long text in every row, which takes little room in the file, is not in memory as often as there are rows."""
+    """A long text that is stored once for all rows is not in memory once per row."""
     prompts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), ["a" * (LARGEST_ROW - 10)])
     path = tmp_path / "a.parquet"
     table = pyarrow.Table.from_arrays([prompts], ["input"])

@@ -1,4 +1,4 @@
-"""What is found out about data before work starts."""
+"""The preview of data before work starts."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ from calm_beam.inputs.preview import count_examples
 
 
 def test_examples_are_counted(tmp_path: pathlib.Path) -> None:
-    """Over all files, up to the most that matter; of a file with a malformed row, those before it."""
+    """Examples are counted over all files, up to a limit; in a file with a malformed row, those before it."""
     row = json.dumps({"input": "a"})
     (tmp_path / "a.jsonl").write_text(f"{row}\n" * 3)
     (tmp_path / "b.jsonl").write_text(f"{row}\n{row}\nnot json\n{row}\n")

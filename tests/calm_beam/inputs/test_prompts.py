@@ -36,7 +36,7 @@ def _example(text: str | None = None, ids: tuple[int, ...] | None = None) -> Exa
 
 
 def test_text_is_encoded_and_ended(vocabulary: Vocabulary) -> None:
-    """A text becomes its ids and one eos; nothing was cut."""
+    """A text becomes its ids and one eos, uncut."""
     prompt = encode_prompt(_example(_TEXT), vocabulary, settings=_settings(), vocab_size=64, on_long="error")
     assert prompt.ids == (*vocabulary.encode(_TEXT), EOS_ID)
     assert not prompt.truncated
@@ -51,7 +51,7 @@ def test_the_prefix_is_part_of_the_text(vocabulary: Vocabulary) -> None:
 
 
 def test_a_prompt_of_just_the_longest_length_is_whole(vocabulary: Vocabulary) -> None:
-    """A prompt as long as allowed, eos included, is neither cut nor refused; one token less room cuts it."""
+    """A prompt of the longest length, eos included, is neither cut nor refused; one token less room cuts it."""
     length = len(vocabulary.encode(_TEXT)) + 1
     exact = _settings(max_input_length=length)
     for on_long in ("error", "truncate"):
@@ -81,7 +81,7 @@ def test_ids_are_taken_as_they_are(vocabulary: Vocabulary) -> None:
 
 
 def test_given_ids_are_cut_at_the_end() -> None:
-    """Given ids that are too many lose the last ones; no eos is put in."""
+    """Too many given ids lose the last ones, and no eos is added."""
     settings = _settings(max_input_length=3)
     prompt = encode_prompt(_example(ids=(7, 8, 9, 1)), None, settings=settings, vocab_size=64, on_long="truncate")
     assert (prompt.ids, prompt.truncated) == ((7, 8, 9), True)
@@ -103,13 +103,13 @@ def test_long_inputs_can_be_refused(vocabulary: Vocabulary) -> None:
 
 
 def test_ids_that_the_model_does_not_know_are_refused() -> None:
-    """An id at or above the embedding's rows is refused with example and id, not decoded into NaN."""
+    """An id beyond the embedding's rows is refused with example and id, not decoded into NaN."""
     with pytest.raises(DataError, match="example e7: its input_ids have 64; the model knows ids from 0 to 63"):
         encode_prompt(_example(ids=(7, 64)), None, settings=_settings(), vocab_size=64, on_long="error")
 
 
 def test_an_example_without_an_id_is_found_by_its_place() -> None:
-    """Where the id was derived from the content, the message says where the row stands."""
+    """If the id was derived from the content, the message has the place of the row."""
     example = dataclasses.replace(_example(ids=(7, 64)), id="content-0", has_own_id=False, file_index=2, line=31)
     message = "example content-0 (row 31 of data file 3, sorted by name): its input_ids have 64; the model knows"
     with pytest.raises(DataError, match=re.escape(message)):
@@ -117,19 +117,19 @@ def test_an_example_without_an_id_is_found_by_its_place() -> None:
 
 
 def test_text_needs_a_vocabulary() -> None:
-    """A text without a vocabulary is refused, naming the flag."""
+    """A text without a vocabulary is refused with the flag."""
     with pytest.raises(DataError, match=r"example e7: its input is text, which needs a vocabulary\. Pass --vocabulary"):
         encode_prompt(_example(_TEXT), None, settings=_settings(), vocab_size=64, on_long="error")
 
 
 def test_the_vocabulary_fixture_is_small(vocabulary: Vocabulary) -> None:
-    """The texts here have several pieces, so that cutting them means something."""
+    """The texts here have several pieces, so cutting them has an effect."""
     assert vocabulary.size == 48
     assert len(vocabulary.encode(_TEXT)) > 6
 
 
 def test_reference_ids_become_texts_as_outputs_do(vocabulary: Vocabulary) -> None:
-    """With a vocabulary its texts, without one ids joined by spaces; both up to eos, and without padding."""
+    """Reference ids become texts with a vocabulary, else ids joined by spaces; both up to eos, without padding."""
     ids = (*vocabulary.encode(_TEXT), EOS_ID, 5)
     example = dataclasses.replace(_example(ids=(7, 1)), reference_ids=(ids, (7, 9, 0), ()))
     texts = with_reference_texts(example, vocabulary, vocab_size=64)
@@ -142,14 +142,14 @@ def test_reference_ids_become_texts_as_outputs_do(vocabulary: Vocabulary) -> Non
 
 
 def test_text_is_never_held_against_ids() -> None:
-    """References that are texts need a vocabulary: outputs would be ids without one, and every risk 0."""
+    """Text references need a vocabulary: without one, outputs would be ids, and every risk 0."""
     example = dataclasses.replace(_example(ids=(7, 1)), references=("a",))
     with pytest.raises(DataError, match="example e7: its references are texts, but outputs are token ids, since"):
         encode_prompt(example, None, settings=_settings(), vocab_size=64, on_long="error")
 
 
 def test_reference_ids_that_nothing_generates_are_refused(vocabulary: Vocabulary) -> None:
-    """Ids beyond the vocabulary would all read as unknown; those beyond the model cannot come out of it at all."""
+    """Reference ids beyond the vocabulary would all read as unknown; ids beyond the model cannot be generated."""
     example = dataclasses.replace(_example(ids=(7, 1)), reference_ids=((5, 63),))
     assert with_reference_texts(example, None, vocab_size=64).references == ("5 63",)
     message = r"example e7: its reference_ids have 63; the vocabulary has ids from 0 to 47\. If .* pass --extra_ids\."

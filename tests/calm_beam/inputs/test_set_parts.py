@@ -1,4 +1,4 @@
-"""Drawing the part of a calibration set that confirms what the rest has chosen."""
+"""Drawing the holdout of a calibration set."""
 
 import hashlib
 from fractions import Fraction
@@ -19,19 +19,19 @@ def _confirms(key: str, salt: str = "s", holdout_share: float = 0.3) -> bool:
 
 
 def test_salt_and_name_alone_decide() -> None:
-    """Each unit is drawn by itself, by a hash of salt and name, whatever others there are; another salt draws anew."""
+    """Each unit is drawn by a hash of salt and name, whatever other units there are; another salt changes that."""
     expected = [
         int(hashlib.sha256(f"s/confirm\n{key}".encode()).hexdigest(), 16) < Fraction("0.3") * 2**256 for key in _KEYS
     ]
     assert [_confirms(key) for key in _KEYS] == expected
     assert 540 <= sum(expected) <= 660
     assert [_confirms(key, "t") for key in _KEYS] != expected
-    # A larger share keeps those who confirmed already.
+    # A larger share keeps the units that were in the holdout already.
     assert all(_confirms(key, holdout_share=0.5) for key, drawn in zip(_KEYS, expected, strict=True) if drawn)
 
 
 def test_who_confirms_does_not_depend_on_who_chooses_a_path() -> None:
-    """Of those who choose among variants as many are drawn to confirm as of those who test."""
+    """The holdout draws equally from units that would select among variants and from those that would test."""
     shares = []
     for chooses in (True, False):
         some = [key for key in _KEYS if (choosing_part_of(key, salt="s", selection_share=0.3) == CHOOSING) == chooses]
@@ -40,14 +40,14 @@ def test_who_confirms_does_not_depend_on_who_chooses_a_path() -> None:
 
 
 def test_a_unit_is_in_one_part() -> None:
-    """The parts have all units, and none of them both."""
+    """The parts have all units, each in exactly one."""
     calibrating = Split(name=CALIBRATING, confirm_share=0.3, salt="s")
     assert calibrating.that_confirms() == _PART
     assert all(calibrating.has(key) != _PART.has(key) for key in _KEYS)
 
 
 def test_clusters_are_drawn_as_a_whole() -> None:
-    """An example goes where its cluster goes, whatever its own id is."""
+    """An example is in the part of its cluster, whatever its own id is."""
 
     def example(name: str, cluster: str | None) -> Example:
         return Example(
@@ -62,12 +62,12 @@ def test_clusters_are_drawn_as_a_whole() -> None:
 
 @pytest.mark.parametrize("share", [0, 1, 30, -0.1])
 def test_a_share_is_a_fraction(share: float) -> None:
-    """Others are refused, with the value."""
+    """Shares outside (0, 1) are refused with the value."""
     with pytest.raises(ValueError, match=rf"confirm_share must be in \(0, 1\), got {share}. For 30 % pass 0.3"):
         Split(name=CONFIRMING, confirm_share=share, salt="s")
 
 
 def test_parts_have_two_names() -> None:
-    """A misspelt part would be empty."""
+    """A misspelt part, which would be empty, is refused."""
     with pytest.raises(ValueError, match="a part is calibrating or confirming, got 'testing'"):
         Split(name="testing", confirm_share=0.3, salt="s")

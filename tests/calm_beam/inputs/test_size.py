@@ -1,4 +1,4 @@
-"""How many examples files are taken to have."""
+"""Estimates of the number of examples in files."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from calm_beam.inputs.preview import estimated_examples
 
 
 def _rows(count: int) -> bytes:
-    """Returns rows whose lengths vary as those of real ones do."""
+    """Returns rows with realistic lengths."""
     generator = np.random.default_rng(0)
     texts = ("".join(map(chr, generator.integers(97, 123, size=size))) for size in generator.integers(5, 400, count))
     return b"".join(json.dumps({"input": text}).encode() + b"\n" for text in texts)
@@ -27,7 +27,7 @@ def _estimate(path: pathlib.Path | str, *, reading: Reading | None = None) -> in
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".txt", ".txt.gz"])
 def test_small_files_are_counted(tmp_path: pathlib.Path, suffix: str) -> None:
-    """A file whose beginning is all of it has as many examples as lines, also where the last has no end."""
+    """A file that is read whole has as many examples as lines, also without a last line break."""
     for content, count in ((_rows(50), 50), (_rows(50).rstrip(), 50), (b"", 0)):
         path = tmp_path / f"rows{suffix}"
         path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
@@ -36,7 +36,7 @@ def test_small_files_are_counted(tmp_path: pathlib.Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
 def test_large_files_are_estimated(tmp_path: pathlib.Path, suffix: str) -> None:
-    """From the first megabyte, within a few per cent; the same each time."""
+    """Large files are estimated from the first megabyte, within a few per cent, deterministically."""
     path = tmp_path / f"rows{suffix}"
     content = _rows(30_000)
     path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
@@ -46,7 +46,7 @@ def test_large_files_are_estimated(tmp_path: pathlib.Path, suffix: str) -> None:
 
 
 def test_parquet_says_it(tmp_path: pathlib.Path) -> None:
-    """The number is in the file's metadata; a file that is none has nothing."""
+    """Parquet's metadata have the number; an invalid file has none."""
     path = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"input": ["a"] * 12_345}), path, row_group_size=1000)
     assert _estimate(path) == 12_345
@@ -55,7 +55,7 @@ def test_parquet_says_it(tmp_path: pathlib.Path) -> None:
 
 
 def test_records_are_counted_by_their_lengths(tmp_path: pathlib.Path) -> None:
-    """TFRecord files need no TensorFlow for that."""
+    """TFRecord files are counted by record lengths, without TensorFlow."""
     from unittest import mock
 
     path = tmp_path / "rows.tfrecord"
@@ -65,12 +65,12 @@ def test_records_are_counted_by_their_lengths(tmp_path: pathlib.Path) -> None:
 
 
 def test_many_files_are_sampled(tmp_path: pathlib.Path) -> None:
-    """Some of the files stand for all of them."""
+    """Many files are estimated from a sample of them."""
     for number in range(100):
         (tmp_path / f"{number:03}.txt").write_text("a prompt\n" * 7)
     assert _estimate(tmp_path / "*.txt") == 700
 
 
 def test_seqio_does_not_tell() -> None:
-    """Nor do no files at all."""
+    """SeqIO tasks, and an empty list of files, have no estimate."""
     assert estimated_examples(DataFiles(patterns=("seqio:a:b",), files=())) is None

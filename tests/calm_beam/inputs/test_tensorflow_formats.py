@@ -1,4 +1,4 @@
-"""TFRecord files and SeqIO tasks: the same examples as from JSONL, and what is said of what is damaged."""
+"""TFRecord files and SeqIO tasks: the same examples as from JSONL, and errors for damaged ones."""
 
 import gzip
 import itertools
@@ -46,7 +46,7 @@ def _add_task(
     features: Mapping[str, seqio.Feature] | None = None,
     preprocessors: Sequence[Callable[..., Any]] = (),
 ) -> str:
-    """Registers a task of a split `test`, and returns its name among data files."""
+    """Registers a task with a split `test`, and returns its name for the data flag."""
     name = f"calm_beam_test_{next(_numbers)}"
     features = seqio_tasks.text_features() if features is None else features
     seqio.TaskRegistry.add(name, source=source, preprocessors=list(preprocessors), output_features=features)
@@ -74,7 +74,7 @@ def test_tfrecord_holds_what_jsonl_holds(rows: list[dict[str, Any]], name: str, 
 
 
 def test_features_may_have_other_names(tmp_path: pathlib.Path) -> None:
-    """Features are found under the names that are given; ids do not depend on names."""
+    """Features are found under the given names; ids do not depend on names."""
     rows = text_rows(3)
     path = write_tfrecord(tmp_path / "a.tfrecord", rows, inputs="question", targets="answers")
     assert _read(path, inputs_field="question", targets_field="answers") == _read(
@@ -94,7 +94,7 @@ def test_clusters_in_records(tmp_path: pathlib.Path) -> None:
 
 
 def test_references_may_be_token_ids(tmp_path: pathlib.Path) -> None:
-    """Where prompts are token ids, references may be too: those of one, without padding."""
+    """If prompts are token ids, the ids of one reference may be too, without padding."""
     (example,) = _read(_records(tmp_path / "a.tfrecord", [feature_map({"inputs": [5, 1, 0], "targets": [7, 9, 1, 0]})]))
     assert (example.input_ids, example.references, example.reference_ids) == ((5, 1), (), ((7, 9, 1),))
 
@@ -107,7 +107,7 @@ def test_text_references_of_ids_stay_text(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_feature_twice(tmp_path: pathlib.Path) -> None:
-    """A record that names a feature twice is refused: readers of maps keep the last, and say nothing."""
+    """A record with a repeated feature is refused: readers of maps keep the last one silently."""
     twice = feature_map({"inputs": "a", "note": "x"}) + feature_map({"note": "y"})
     path = _records(tmp_path / "a.tfrecord", [feature_map({"inputs": "a"}), twice])
     with pytest.raises(DataError, match=re.escape(f"{path}, record 2: has two features named 'note'.")):
@@ -136,7 +136,7 @@ def test_a_feature_twice(tmp_path: pathlib.Path) -> None:
     ids=str,
 )
 def test_bad_records(record: bytes | dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
-    """A record that is no example is named with its file and its number."""
+    """A record that is not an example is named with its file and number."""
     bad = record if isinstance(record, bytes) else feature_map(record)
     path = _records(tmp_path / "a.tfrecord", [feature_map({"inputs": "x", "targets": "y"}), bad])
     with pytest.raises(DataError, match=re.escape(f"{path}, {message}")):
@@ -144,7 +144,7 @@ def test_bad_records(record: bytes | dict[str, Any], message: str, tmp_path: pat
 
 
 def test_damaged_records(tmp_path: pathlib.Path) -> None:
-    """A record whose checksum is wrong, a file that was cut off, and one that is no TFRecord file are refused."""
+    """A wrong checksum, a file that was cut off, and one that is no TFRecord file are refused."""
     path = write_tfrecord(tmp_path / "a.tfrecord", text_rows(4))
     content = path.read_bytes()
     path.write_bytes(content.replace(b"the owl sees 2", b"the fox sees 2"))
@@ -159,7 +159,7 @@ def test_damaged_records(tmp_path: pathlib.Path) -> None:
 
 
 def test_compressed_records_that_were_cut_off(tmp_path: pathlib.Path) -> None:
-    """A compressed file that ends too early is refused even where what is left is whole records."""
+    """A compressed file that ends too early is refused even if the rest is whole records."""
     records = write_tfrecord(tmp_path / "a.tfrecord", text_rows(4)).read_bytes()
     (size,) = struct.unpack("<Q", records[:8])
     packed = tmp_path / "a.tfrecord.gz"
@@ -170,7 +170,7 @@ def test_compressed_records_that_were_cut_off(tmp_path: pathlib.Path) -> None:
 
 
 def test_records_are_read_as_they_are_asked_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first records of a large compressed file need its beginning alone, and copies of some records at a time."""
+    """First records are read from the beginning of a large compressed file, and records are copied in small batches."""
     monkeypatch.setattr("calm_beam.inputs.tensorflow_formats._COPIED_BYTES", 100)
     rows = text_rows(40)
     path = write_tfrecord(tmp_path / "a.tfrecord.gz", rows)
@@ -188,7 +188,7 @@ def test_records_are_read_as_they_are_asked_for(tmp_path: pathlib.Path, monkeypa
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz"])
 @pytest.mark.parametrize("length", [2**28 + 1, 10**12, 2**63 - 1, 2**64 - 1])
 def test_a_length_that_no_record_has(length: int, name: str, tmp_path: pathlib.Path) -> None:
-    """A length that would end the process in TensorFlow, if its checksum were right, is refused in words."""
+    """A length that would end the process in TensorFlow, with a right checksum, is refused with a clear message."""
     head = struct.pack("<Q", length)
     content = write_tfrecord(tmp_path / "good.tfrecord", text_rows(1)).read_bytes() + head + b"sum, a record"
     path = tmp_path / name
@@ -199,7 +199,7 @@ def test_a_length_that_no_record_has(length: int, name: str, tmp_path: pathlib.P
 
 @pytest.mark.timeout(120)
 def test_files_on_cloud_storage(bucket: str, tmp_path: pathlib.Path) -> None:
-    """TFRecord and Parquet files are read there as they are here, and leave no copy behind."""
+    """TFRecord and Parquet files on Cloud Storage read as local ones, and leave no copy."""
     expected = _read(write_rows(tmp_path / "a.jsonl", text_rows(6)))
     tempdir = tmp_path / "temporary"
     tempdir.mkdir()
@@ -273,7 +273,7 @@ def test_datasets_of_tfds_are_tasks_too(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_tokenized_task_is_read_as_text(tmp_path: pathlib.Path) -> None:
-    """Where preprocessors keep the text beside its tokens it is what counts, as in other formats; else the ids."""
+    """If preprocessors keep the text together with its tokens the text is used, as in other formats; else the ids."""
     vocabulary = seqio.SentencePieceVocabulary(str(train_vocabulary(tmp_path / "sentencepiece.model")))
     features = {name: seqio.Feature(vocabulary) for name in ("inputs", "targets")}
     path = write_tfrecord(tmp_path / "a.tfrecord", [{"input": "the cat", "references": ["the dog"]}])
@@ -293,7 +293,7 @@ def test_a_tokenized_task_is_read_as_text(tmp_path: pathlib.Path) -> None:
 
 
 def test_random_preprocessors_give_the_same_examples_again() -> None:
-    """Who reads a shard a second time, on whatever worker, sees the same examples."""
+    """A shard that is read again, on any worker, gives the same examples."""
 
     @seqio.map_over_dataset(num_seeds=1)
     def draw(row: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -323,7 +323,7 @@ def test_random_preprocessors_give_the_same_examples_again() -> None:
     ids=str,
 )
 def test_bad_examples_of_tasks(features: dict[str, Any], message: str) -> None:
-    """An example that is none is named with its shard and its number."""
+    """An invalid example is named with its shard and number."""
     tensors = {name: tf.constant(value) for name, value in features.items()}
     source = _rows_of(tensors, **{name: tf.TensorSpec(value.shape, value.dtype) for name, value in tensors.items()})
     name = _add_task(source, features={})
@@ -342,7 +342,7 @@ def test_bad_examples_of_tasks(features: dict[str, Any], message: str) -> None:
     ],
 )
 def test_tasks_that_cannot_be_had(name: str, modules: tuple[str, ...], message: str) -> None:
-    """What is missing is said before anything is read."""
+    """A missing task or package is reported before anything is read."""
     with pytest.raises(ValueError, match=re.escape(message)):
         seqio_shards(name, modules)
 
@@ -358,7 +358,7 @@ def test_shards_that_are_no_longer_the_same(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz"])
 def test_a_record_without_end_is_refused(name: str, tmp_path: pathlib.Path) -> None:
-    """A record longer than any row may be is named, and TensorFlow is not asked for it."""
+    """A record beyond the limit of a row is named without calling TensorFlow."""
     path = write_tfrecord(tmp_path / name, [{"input": "a"}, {"input": "a" * LARGEST_ROW}])
     with pytest.raises(DataError, match=re.escape(f"{path}, record 2: is longer than 4 MiB, the most that a row may")):
         _read(path)

@@ -1,4 +1,4 @@
-"""Small manifests for tests, whole and sealed, with single values changed."""
+"""Small valid manifests for tests, sealed, with single values changed."""
 
 import copy
 import dataclasses
@@ -84,7 +84,7 @@ def build_never_exit(**changes: Any) -> Calibration:
 
 
 def build_manifest(**changes: Any) -> Manifest:
-    """Returns a manifest as early writers made it, with two calibrations, with the given fields changed."""
+    """Returns an early writer's manifest with two calibrations, with the given fields changed."""
     values: dict[str, Any] = {
         "created": "2026-01-31T12:00:00Z",
         "model": ModelRecord(uri="gs://models/t5-small", fingerprint="sha256:6d6f64656c", layers=6),
@@ -180,7 +180,7 @@ def build_positions(threshold: float, **changes: Any) -> tuple[float, ...]:
 
 
 def build_planned_manifest(**changes: Any) -> Manifest:
-    """Returns a manifest with a plan, and two calibrations as they are written now, with the given fields changed."""
+    """Returns a manifest with a plan, and two calibrations in the present format, with the given fields changed."""
     values: dict[str, Any] = {
         "plan": build_plan_record(),
         "calibrations": (
@@ -214,7 +214,7 @@ def build_sequential_manifest(**changes: Any) -> Manifest:
 
 
 def build_grouped_manifest(**changes: Any) -> Manifest:
-    """Returns a manifest of the groups de, en and fr: en exits as all prompts do, de more boldly, fr never."""
+    """Returns a manifest of the groups de, en and fr: en has the threshold of all prompts, de a lower one, fr none."""
     groups = (("de", 50), ("en", 120), ("fr", 30))
     whole = build_calibration(loss="dissimilarity", threshold_by_position=build_positions(0.8))
     sizes = dict(groups)
@@ -261,7 +261,7 @@ VARIANTS = (
 def build_variants_manifest(**changes: Any) -> Manifest:
     """Returns a manifest of four variants, with the given fields changed.
 
-    60 of 200 examples have chosen the path; the first entry exits by tau 4 from layer 2, the second never.
+    60 of 200 examples selected the path; the first entry exits by tau 4 from layer 2, the second never.
     """
     first, second, _, last = VARIANTS
     n = 140
@@ -330,7 +330,7 @@ def build_each_variant_manifest(**changes: Any) -> Manifest:
 
 
 def build_confirmed_manifest(**changes: Any) -> Manifest:
-    """Returns a manifest whose first threshold 80 examples confirmed, and its second not; with fields changed."""
+    """Returns a manifest whose first threshold 80 examples confirmed, and its second not, with fields changed."""
     chosen = build_calibration(loss="dissimilarity", threshold_by_position=build_positions(0.8))
     confirmed = dataclasses.replace(
         chosen,
@@ -359,7 +359,7 @@ def build_confirmed_manifest(**changes: Any) -> Manifest:
 
 
 def build_path_confirmed_manifest(**changes: Any) -> Manifest:
-    """Returns a manifest as `build_confirmed_manifest`, but for its first entry: 0.9 was confirmed, and 0.8 was not."""
+    """Returns `build_confirmed_manifest` with another first entry: 0.9 was confirmed, and 0.8 was not."""
     early = build_confirmed_manifest()
     safer = build_path_entry(n=80, risk=0.03, p_value=0.01, layers=5.25)
     failed = build_path_entry(threshold=0.8, n=80, risk=0.05, p_value=0.07, rejected=False, layers=4.5)
@@ -379,7 +379,7 @@ def build_path_confirmed_manifest(**changes: Any) -> Manifest:
 
 
 def build_joint_confirmed_manifest(**changes: Any) -> Manifest:
-    """Returns a manifest whose promises hold together, and whose first was confirmed at both their epsilons."""
+    """Returns a manifest with joint promises, the first of which was confirmed at both their epsilons."""
     confirmed, refused = build_path_confirmed_manifest().calibrations
     failed = tuple(dataclasses.replace(step, rejected=False, p_value=0.5) for step in refused.path)
     nothing = dataclasses.replace(refused, confirmation=None, path=failed)
@@ -410,13 +410,13 @@ def unsealed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
 
 
 def changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
-    """Returns the plain form of `build_manifest()` with one value changed and the digest made anew."""
+    """Returns the plain form of `build_manifest()` with one value changed and a new digest."""
     content = unsealed(path, value)
     return {**content, "digest": content_digest(content)}
 
 
 def written_by(version: int) -> dict[str, Any]:
-    """Returns a manifest of each kind that a version of the form was written for, by the kind of run."""
+    """Returns a manifest of each kind that a version of the format was written for, by the kind of run."""
     file = pathlib.Path(__file__).parent / _WRITTEN[version]
     lines = gzip.decompress(file.read_bytes()).decode().splitlines()
     return {line["kind"]: line["manifest"] for line in map(json.loads, lines)}

@@ -1,4 +1,4 @@
-"""Manifests that the first version wrote, of every kind that it had, are read as they are."""
+"""Manifests of the first version, of every kind, are read unchanged."""
 
 import gzip
 import json
@@ -10,14 +10,14 @@ import pytest
 from calm_beam.manifest import ManifestError, parse_manifest
 from calm_beam.manifest.files import read_any_manifest
 
-# A line for each kind of run, of a small model with random weights and of made-up losses.
+# One line for each kind of run, of a small model with random weights and of made-up losses.
 _LINES = gzip.decompress((pathlib.Path(__file__).parent / "before.jsonl.gz").read_bytes()).decode().splitlines()
 _WRITTEN: dict[str, Any] = {line["kind"]: line["manifest"] for line in map(json.loads, _LINES)}
 
 
 @pytest.mark.parametrize("kind", _WRITTEN)
 def test_what_was_written_is_read_and_would_be_written_again(kind: str, tmp_path: pathlib.Path) -> None:
-    """Its digest is right, and no value is lost or added."""
+    """Each has the right digest, and no value is lost or added."""
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(_WRITTEN[kind]))
     manifest = read_any_manifest(path)
@@ -28,7 +28,7 @@ def test_what_was_written_is_read_and_would_be_written_again(kind: str, tmp_path
 
 @pytest.mark.parametrize("kind", _WRITTEN)
 def test_each_key_that_is_missing_is_seen(kind: str) -> None:
-    """Whatever is taken out of a manifest's own keys, it is refused: by the key, or by its digest."""
+    """A manifest without any one of its keys is refused, by the key or by its digest."""
     for key in _WRITTEN[kind]:
         rest = {name: value for name, value in _WRITTEN[kind].items() if name != key}
         with pytest.raises(ManifestError):

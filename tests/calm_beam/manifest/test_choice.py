@@ -1,4 +1,4 @@
-"""Which entry of a manifest is meant, as one value."""
+"""The choice of a manifest's entry, as one value."""
 
 import argparse
 import dataclasses
@@ -13,12 +13,12 @@ from tests.calm_beam.manifest.test_settings import build_setting_manifest
 
 
 def test_words_are_the_fields() -> None:
-    """What callers may name word by word is what a choice has, of the same types."""
+    """Callers' keyword arguments are the fields of a choice, with the same types."""
     assert get_type_hints(EntryWords) == get_type_hints(EntryChoice)
 
 
 def test_a_choice_finds_what_its_words_find() -> None:
-    """Passed whole, it gives the entry that its words give, and words count before it."""
+    """A whole choice selects the entry that its keywords select, and keywords override it."""
     manifest = build_grouped_manifest()
     choice = EntryChoice(group="fr", delta=0.1)
     assert manifest.calibration(choice) == manifest.calibration(group="fr", delta=0.1)
@@ -29,20 +29,20 @@ def test_a_choice_finds_what_its_words_find() -> None:
 
 
 def test_flags_make_a_choice() -> None:
-    """Attributes of its names are taken, whatever else there is; those that are not there are left open."""
+    """Attributes with its names are taken, and missing ones are left open."""
     flags = argparse.Namespace(delta=0.1, group="en", batch_size=4)
     assert EntryChoice.named_by(flags) == EntryChoice(delta=0.1, group="en")
 
 
 def test_a_choice_travels() -> None:
-    """A choice is what comes out of another process, and may be a key."""
+    """A choice can be pickled and hashed."""
     choice = EntryChoice(consistency="textual", metric="rouge_l", loss="dissimilarity>0.3", delta=0.1, confidence="a:b")
     assert {pickle.loads(pickle.dumps(choice)): 1}[choice] == 1
     assert dataclasses.replace(choice, confidence=None) != choice
 
 
 def test_what_the_other_kind_has_is_refused() -> None:
-    """A tail is not looked for among thresholds, nor a metric among settings; a misspelt word is an error."""
+    """A tail is refused for thresholds, a metric for settings, and a misspelt keyword for both."""
     with pytest.raises(
         ManifestError,
         match=r"^tail is for manifests of kind settings, and this one is of kind thresholds\. Name its loss\.$",

@@ -1,4 +1,4 @@
-"""Manifests whose thresholds were confirmed: what must agree, and what they say."""
+"""Manifests with confirmed thresholds: consistency checks, and texts."""
 
 import dataclasses
 from collections.abc import Callable
@@ -39,14 +39,14 @@ _STEP = build_path_entry(threshold=0.8, n=80, risk=0.04, p_value=0.02, layers=4.
 
 
 def test_it_is_read_again() -> None:
-    """What was written is what is read, with one test of an entry and with several."""
+    """A written manifest reads back unchanged, with one test of an entry and with several."""
     assert parse_manifest(manifest_text(_MANIFEST)) == _MANIFEST
     for manifest in (_PATH, _JOINT):
         assert parse_manifest(manifest_text(manifest)) == manifest
 
 
 def test_one_test_stands_by_itself() -> None:
-    """So manifests of early writers keep their digests; several stand in a list, and one never does."""
+    """A single test is no list, so that early manifests keep their digests; several are a list."""
     early: Any = _MANIFEST.to_dict()
     assert early["calibrations"][0]["confirmation"] == _STEP.to_dict()
     assert "confirm_path" not in early["plan"]
@@ -58,7 +58,7 @@ def test_one_test_stands_by_itself() -> None:
 
 
 def test_the_last_that_held_is_promised() -> None:
-    """Where a safer threshold was confirmed before the chosen one failed, the safer one is served."""
+    """If a safer threshold was confirmed before the chosen one failed, the safer one is served."""
     entry, refused = _PATH.calibrations
     assert (entry.threshold, entry.risk, entry.layers) == (0.9, 0.03, 5.25)
     assert entry.chosen is not None
@@ -72,13 +72,13 @@ def test_the_last_that_held_is_promised() -> None:
 
 
 def test_without_the_flag_nothing_is_said() -> None:
-    """Other manifests have the bytes, and so the digests, of earlier versions."""
+    """Without a holdout, manifests have the bytes and digests of earlier versions."""
     for manifest in (build_planned_manifest(), build_sequential_manifest()):
         assert "confirm" not in manifest_text(manifest)
 
 
 def test_what_was_chosen_is_told_from_what_is_promised() -> None:
-    """A threshold that was not confirmed is chosen, and never served; risk and layers are those that confirmed."""
+    """An unconfirmed threshold is chosen but never served; risk and layers are those of the holdout."""
     assert (_CONFIRMED.threshold, _CONFIRMED.risk, _CONFIRMED.layers) == (0.8, 0.04, 4.5)
     assert _CONFIRMED.chosen is not None
     assert (_CONFIRMED.chosen.threshold, _CONFIRMED.chosen.risk) == (0.8, 0.03)
@@ -88,7 +88,7 @@ def test_what_was_chosen_is_told_from_what_is_promised() -> None:
 
 
 def test_promises_that_hold_together_divide_what_others_leave() -> None:
-    """An entry that is confirmed at a larger share of the joint epsilon says so; others say nothing."""
+    """An entry confirmed at a larger share of the joint epsilon has that level; others have none."""
     confirmed, nothing = _JOINT.calibrations
     assert (confirmed.epsilon, confirmed.promised_epsilon) == (0.05, 0.1)
     assert nothing.promised_epsilon == 0.05
@@ -96,7 +96,7 @@ def test_promises_that_hold_together_divide_what_others_leave() -> None:
 
 
 def test_words() -> None:
-    """What was chosen, whether it was confirmed, and by whom."""
+    """The text has the choice, whether it was confirmed, and by which examples."""
     assert confirmation_in_words(_CONFIRMED) == "chosen 0.8, confirmed: p = 0.02"
     assert confirmation_in_words(_REFUSED) == "chosen 0.7, not confirmed: p = 0.31"
     assert confirmation_in_words(_PATH.calibrations[0]) == "chosen 0.8, confirmed 0.9: p = 0.01, not 0.8: p = 0.07"
@@ -119,7 +119,7 @@ def test_words() -> None:
 
 
 def test_a_p_value_shows_on_which_side_it_is() -> None:
-    """As many digits as that takes."""
+    """A p-value is printed with as many digits as show its side of the level."""
     assert p_value_beside(0.050000001, 0.05) == "0.050000001"
     assert p_value_beside(0.05, 0.05) == "0.05"
 
@@ -258,13 +258,13 @@ def _without(entry: Calibration) -> Calibration:
     ],
 )
 def test_what_does_not_agree_is_refused(make: Callable[[], object], message: str) -> None:
-    """Every part is compared with those that it has to fit to."""
+    """Every part is compared with those that it has to fit."""
     with pytest.raises(ManifestError, match=message):
         make()
 
 
 def test_other_decoders_are_refused() -> None:
-    """Only the decoder that serves confirms, and those who confirm have chosen nothing."""
+    """Only the decoder that serves confirms, on examples that selected nothing."""
     assert _MANIFEST.confirmation is not None
     with pytest.raises(ManifestError, match='decoder must be one of batch, got "sweep"'):
         dataclasses.replace(_MANIFEST.confirmation, decoder="sweep")
@@ -274,7 +274,7 @@ def test_other_decoders_are_refused() -> None:
 
 
 def test_looks_end_at_what_was_chosen() -> None:
-    """A sequential calibration had come to its threshold, whatever became of that afterwards."""
+    """The looks of a sequential calibration end at its choice, whether or not that was confirmed."""
     manifest = build_sequential_manifest()
     assert manifest.plan is not None
     (entry,) = manifest.calibrations

@@ -1,4 +1,4 @@
-"""The engine that a manifest names, and manifests of earlier versions, which name none."""
+"""The engine in a manifest, and earlier manifests without one."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ def _with_engine(engine: EngineRecord | None) -> Manifest:
 
 
 def test_a_manifest_says_which_engine_was_calibrated() -> None:
-    """It comes back from JSON, and is a part of the digest."""
+    """The calibrated engine reads back from JSON, and is part of the digest."""
     manifest = _with_engine(_NATIVE)
     assert manifest.engine == _NATIVE
     content: Any = manifest.to_dict()
@@ -27,14 +27,14 @@ def test_a_manifest_says_which_engine_was_calibrated() -> None:
 
 
 def test_earlier_manifests_stay_as_they_are() -> None:
-    """Without an engine nothing is written of one, and they read as not recorded."""
+    """Manifests without an engine have no such field, and read as not recorded."""
     content: Any = build_manifest().to_dict()
     assert "engine" not in content["decode"]
     assert Manifest.from_dict(content).engine is None
 
 
 def test_the_engine_that_confirmed_counts() -> None:
-    """What is promised of confirmed thresholds is about the examples that confirmed them."""
+    """The engine of confirmed thresholds is that of the holdout's examples."""
     manifest = build_confirmed_manifest()
     assert manifest.confirmation is not None
     assert manifest.engine is None
@@ -44,7 +44,7 @@ def test_the_engine_that_confirmed_counts() -> None:
 
 
 def test_instructions_may_be_unknown() -> None:
-    """Other machines do not say them; then they tell no engines apart."""
+    """Unknown instructions, as on other machines, do not distinguish engines."""
     unknown = EngineRecord(name="xla", head="exact")
     assert unknown.to_dict() == {"name": "xla", "head": "exact"}
     assert not unknown.is_unlike(_XLA)
@@ -62,7 +62,7 @@ def test_instructions_may_be_unknown() -> None:
     ],
 )
 def test_other_names_are_refused(changes: dict[str, str], message: str) -> None:
-    """With what there is."""
+    """An unknown name is refused with the known ones."""
     with pytest.raises(ManifestError) as error:
         dataclasses.replace(_XLA, **changes)
     assert message in str(error.value)
@@ -103,5 +103,5 @@ def test_other_names_are_refused(changes: dict[str, str], message: str) -> None:
     ],
 )
 def test_engines_of_two_jobs_in_words(theirs: EngineRecord | None, said: tuple[str, ...]) -> None:
-    """Both are named, and how to take the other; of one engine, nothing is said."""
+    """Two engines are named with how to select the other; for one engine, there is no text."""
     assert engine_difference(_XLA, theirs) == said

@@ -1,4 +1,4 @@
-"""Manifests with groups: what must agree, and which entry is whose."""
+"""Manifests with groups: consistency checks, and each group's entry."""
 
 import dataclasses
 from typing import Any
@@ -19,17 +19,17 @@ _GROUPED = build_grouped_manifest()
 
 
 def test_a_manifest_with_groups_is_read_again() -> None:
-    """What was written is what is read."""
+    """A written manifest with groups reads back unchanged."""
     assert parse_manifest(manifest_text(_GROUPED)) == _GROUPED
 
 
 def test_without_groups_nothing_is_said_of_them() -> None:
-    """Manifests without groups have the bytes, and so the digests, of earlier versions."""
+    """Manifests without groups have the bytes and digests of earlier versions."""
     assert "group" not in manifest_text(build_planned_manifest())
 
 
 def test_an_entry_is_asked_for_by_its_group() -> None:
-    """Without a name, it is the entry about all prompts; an unknown name is an error that lists those there are."""
+    """Without a name, the entry about all prompts is selected; an unknown name is refused with the known ones."""
     assert _GROUPED.calibration() == _GROUPED.calibrations[0]
     assert _GROUPED.calibration(group="fr", delta=0.1) == _GROUPED.calibrations[3]
     with pytest.raises(ManifestError, match=r'there is no group "it"\. The manifest has: de, en, fr\.'):
@@ -41,7 +41,7 @@ def test_an_entry_is_asked_for_by_its_group() -> None:
 
 
 def test_the_safest_entry_is_that_of_no_exit_or_the_highest_threshold() -> None:
-    """Whoever is of no known group is served as carefully as anybody."""
+    """A prompt of no known group is served by the safest entry: never exit, or else the highest threshold."""
     whole, de, en, fr = _GROUPED.calibrations
     assert _GROUPED.of_same_promise(de) == (whole, de, en, fr)
     assert {_GROUPED.safest(entry) for entry in _GROUPED.calibrations} == {fr}
@@ -101,13 +101,13 @@ _WHOLE, _DE, _EN, _FR = _GROUPED.calibrations
     ],
 )
 def test_what_does_not_agree_is_refused(change: Any, message: str) -> None:
-    """Groups, their sizes, the plan and the entries are held against each other."""
+    """Groups, their sizes, the plan and the entries must be consistent."""
     with pytest.raises(ManifestError, match=message):
         _changed(**change())
 
 
 def test_only_a_group_may_have_no_examples() -> None:
-    """Nothing is proved of it; an entry about all prompts has examples."""
+    """A group without examples proves nothing; an entry about all prompts must have examples."""
     nothing = tuple(dataclasses.replace(step, n=0, p_value=1.0, risk=0.0) for step in _FR.path)
     assert dataclasses.replace(_FR, path=nothing).threshold is None
     with pytest.raises(ManifestError, match=r"path\[0\].n must be an integer of at least 1, got 0"):
@@ -118,7 +118,7 @@ def test_only_a_group_may_have_no_examples() -> None:
 
 
 def test_the_guarantee_says_whom_an_entry_is_about() -> None:
-    """Whoever reads it learns that the whole's promise may be broken for a group."""
+    """The guarantee says that the whole's promise may be broken for a group."""
     words = guarantee_in_words(group_key="language")
     assert "An entry of a group, which language names, is about prompts drawn from that group alone" in words
     assert "may be broken for some of the groups" in words

@@ -1,4 +1,4 @@
-"""Objectives: which losses there are, checked."""
+"""Objectives: the known losses, checked."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from calm_beam.manifest import Objective
 
 
 def test_unknown_consistency() -> None:
-    """An unknown kind of consistency is refused, and the known ones are listed."""
+    """An unknown kind of consistency is refused with the known ones."""
     with pytest.raises(ValueError, match="consistency must be one of textual, risk; got 'lexical'"):
         Objective("lexical", "rouge_l", loss="dissimilarity")
 

@@ -1,4 +1,4 @@
-"""A manifest tells what was planned, and the reader refuses a run that was another one."""
+"""A manifest holds its plan, and the reader refuses a run that differs from it."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def _refused(message: str) -> Any:
 
 
 def test_a_planned_manifest_survives_writing_and_reading() -> None:
-    """Plan, losses, negative risks and procedures come back as they were."""
+    """Plan, losses, negative risks and procedures read back unchanged."""
     manifest = build_planned_manifest()
     read = parse_manifest(manifest_text(manifest))
     assert read == manifest
@@ -43,7 +43,7 @@ def test_a_planned_manifest_survives_writing_and_reading() -> None:
 
 
 def test_early_manifests_are_read() -> None:
-    """Without plan, losses and clusters a manifest is read, and stays without them, so that its digest stays too."""
+    """A manifest without plan, losses and clusters is read, and keeps its digest."""
     content = json.loads(manifest_text(build_manifest()))
     assert "plan" not in content
     assert "clusters" not in content["data"]
@@ -55,7 +55,7 @@ def test_early_manifests_are_read() -> None:
 
 @pytest.mark.parametrize("path", [("plan",), ("data", "clusters"), ("calibrations", 0, "loss")])
 def test_what_is_not_there_is_left_out(path: tuple[str | int, ...]) -> None:
-    """A key that may be missing must not be null: there would be two manifests that say the same."""
+    """An optional key must not be null, since two manifests would have the same meaning."""
     content: Any = build_manifest().to_dict()
     parent = content
     for step in path[:-1]:
@@ -67,7 +67,7 @@ def test_what_is_not_there_is_left_out(path: tuple[str | int, ...]) -> None:
 
 
 def test_plan_has_a_digest_of_its_own() -> None:
-    """The digest is that of the plan's canonical JSON, so that it can be compared with one noted beforehand."""
+    """The plan's digest is that of its canonical JSON, so that it can be compared with one noted beforehand."""
     plan = build_plan_record()
     assert plan.digest == content_digest({key: value for key, value in plan.to_dict().items() if key != "digest"})
     assert Plan.from_dict(plan.to_dict()) == plan
@@ -92,7 +92,7 @@ def test_plan_has_a_digest_of_its_own() -> None:
     ],
 )
 def test_plans_check_themselves(changes: dict[str, Any], message: str) -> None:
-    """A plan that cannot be is refused by its key."""
+    """An impossible plan is refused by its key."""
     with _refused(message):
         build_plan_record(**changes)
 
@@ -133,13 +133,13 @@ def test_plans_check_themselves(changes: dict[str, Any], message: str) -> None:
     ],
 )
 def test_another_run_than_the_planned_one_is_refused(changes: dict[str, Any], message: str) -> None:
-    """Another model, unit, entry, setting or grid than the plan's is refused, though each part is sound by itself."""
+    """Another model, unit, entry, setting or grid than the plan's is refused, though each part is valid by itself."""
     with _refused(message):
         build_planned_manifest(**changes)
 
 
 def test_other_procedures_have_rules_of_their_own() -> None:
-    """They go on after a failure and may keep what fixed sequence testing rejects, but not reject beyond epsilon."""
+    """Other procedures may reject after a failure, and reject less than fixed sequences, but none beyond epsilon."""
     path = build_signed_calibration().path
     with _refused("path[1].rejected is false, so the test stops there, but path[2] follows"):
         build_signed_calibration(procedure="fixed_sequence")
@@ -150,7 +150,7 @@ def test_other_procedures_have_rules_of_their_own() -> None:
 
 
 def test_only_signed_losses_have_negative_risks() -> None:
-    """A negative risk is refused for any other loss, and where the loss is not named."""
+    """A negative risk is refused for any other loss, and if the loss is not named."""
     negative = (build_path_entry(risk=-0.25),)
     kept = build_signed_calibration(path=negative, threshold=0.9, layers=5.5, risk=-0.25)
     assert kept.risk == -0.25
@@ -162,7 +162,7 @@ def test_only_signed_losses_have_negative_risks() -> None:
 
 
 def test_clusters_are_what_is_counted() -> None:
-    """With clusters every n is their number, which examples bound."""
+    """With clusters every n is their number, which is at most that of examples."""
     data = dataclasses.replace(build_manifest().data, clusters=40)
     assert (data.units, build_manifest().data.units) == (40, 200)
     with _refused(
@@ -174,7 +174,7 @@ def test_clusters_are_what_is_counted() -> None:
 
 
 def test_the_served_entry_is_taken_where_none_is_named() -> None:
-    """The plan says which one it is; a name gives another one, and without either nothing is taken."""
+    """The plan names the default entry; a name selects another, and without either nothing is selected."""
     manifest = build_planned_manifest(plan=build_plan_record(serve=1))
     read = parse_manifest(manifest_text(manifest))
     assert read.served == read.calibration() == read.calibrations[1]
@@ -192,7 +192,7 @@ def test_the_served_entry_is_taken_where_none_is_named() -> None:
 
 
 def test_groups_are_served_by_the_promise_that_is_served() -> None:
-    """A group that is named gets its entry of that promise, and a plan may name the entry of a group."""
+    """A named group gets its entry of the served promise, and a plan may name a group's entry."""
     grouped = build_grouped_manifest()
     assert grouped.plan is not None
     manifest = dataclasses.replace(grouped, plan=dataclasses.replace(grouped.plan, serve=0))
@@ -205,6 +205,6 @@ def test_groups_are_served_by_the_promise_that_is_served() -> None:
 
 @pytest.mark.parametrize("serve", [2, -1, 0.5, True, "textual"])
 def test_a_plan_that_serves_nothing_is_refused(serve: Any) -> None:
-    """The place must be that of a test."""
+    """The served entry must be one of the tests."""
     with pytest.raises(ManifestError, match="serve"):
         build_plan_record(serve=serve)

@@ -1,4 +1,4 @@
-"""The list of plans beside a set of outputs: what is counted, that nothing is lost, and that a change shows."""
+"""The list of plans next to a set of outputs: plans are counted, none is lost, and changes are detected."""
 
 import concurrent.futures
 import dataclasses
@@ -28,14 +28,14 @@ def _digests(plans: tuple[EarlierPlan, ...]) -> list[str]:
 
 
 def test_plans_are_counted_in_the_order_in_which_they_were_asked(tmp_path: pathlib.Path) -> None:
-    """Each plan is told those before it; the first is told none."""
+    """Each plan is given the earlier ones, the first none."""
     assert _asked(tmp_path, _FIRST) == ()
     assert _digests(_asked(tmp_path, _SECOND)) == ["sha256:1"]
     assert _digests(_asked(tmp_path, _THIRD)) == ["sha256:1", "sha256:2"]
 
 
 def test_the_same_plan_again_is_not_counted_twice(tmp_path: pathlib.Path) -> None:
-    """A run that is resumed or repeated keeps its place, whatever was asked meanwhile."""
+    """A resumed or repeated run keeps its place, whatever was asked in the meantime."""
     for asked in (_FIRST, _SECOND, _FIRST, _FIRST):
         _asked(tmp_path, asked)
     assert _digests(_asked(tmp_path, _FIRST)) == []
@@ -44,13 +44,13 @@ def test_the_same_plan_again_is_not_counted_twice(tmp_path: pathlib.Path) -> Non
 
 
 def test_the_same_plan_of_other_data_is_counted(tmp_path: pathlib.Path) -> None:
-    """Whoever adds examples and asks again has asked twice."""
+    """The same plan on more examples counts as a second one."""
     _asked(tmp_path, _FIRST)
     assert _digests(_asked(tmp_path, dataclasses.replace(_FIRST, data="a and more"))) == ["sha256:1"]
 
 
 def test_another_rule_to_stop_is_not_counted() -> None:
-    """Tests that may be watched stay the same plan by whatever rule they stop; their round size is part of it."""
+    """A sequential plan is the same under any stopping rule; its round size is part of it."""
     plan = build_plan_record(sequential=SequentialPlan(round_examples=100, stop_at_layers=3))
     other = build_plan_record(sequential=SequentialPlan(round_examples=100, stop_gain=0.02))
     larger = build_plan_record(sequential=SequentialPlan(round_examples=200))
@@ -71,7 +71,7 @@ def test_an_answer_is_told_apart_from_a_plan_that_was_asked(tmp_path: pathlib.Pa
 
 
 def test_runs_that_ask_at_the_same_time_are_all_listed(tmp_path: pathlib.Path) -> None:
-    """Of many who write the next file, each comes to stand somewhere, and after each other."""
+    """Of many concurrent writers of the next file, each gets its own place."""
     asked_plans = [dataclasses.replace(_FIRST, plan=f"sha256:{k}", tests=f"sha256:{k}") for k in range(12)]
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         told = list(pool.map(lambda asked: _asked(tmp_path, asked), asked_plans))
@@ -80,7 +80,7 @@ def test_runs_that_ask_at_the_same_time_are_all_listed(tmp_path: pathlib.Path) -
 
 
 def test_a_manifest_shows_its_plan_by_itself(tmp_path: pathlib.Path) -> None:
-    """Without a list, or without its answer in it, a manifest in the directory counts as a plan that was answered."""
+    """Without a list, or without its answer in it, a manifest in the directory counts as an answered plan."""
     manifest = build_planned_manifest()
     write_manifest(manifest, tmp_path / "manifest.json")
     assert manifest.plan is not None
@@ -92,14 +92,14 @@ def test_a_manifest_shows_its_plan_by_itself(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_manifest_tells_what_it_knew(tmp_path: pathlib.Path) -> None:
-    """Plans that a manifest lists as earlier count, too, where the list itself is gone."""
+    """Earlier plans that a manifest lists count even if the list itself is gone."""
     earlier = EarlierPlan(plan="sha256:0", command="evaluate", asked="2026-01-01T00:00:00Z", answered=True)
     write_manifest(build_planned_manifest(earlier_plans=(earlier,)), tmp_path / "manifest.json")
     assert _asked(tmp_path, _FIRST)[0] == earlier
 
 
 def test_the_plan_of_a_manifest_is_no_other_plan(tmp_path: pathlib.Path) -> None:
-    """The same plan again is not counted, and from then on the list knows of which data it was."""
+    """The plan of a manifest is not counted again, and the list then records its data."""
     manifest = build_planned_manifest()
     write_manifest(manifest, tmp_path / "manifest.json")
     assert manifest.plan is not None
@@ -109,7 +109,7 @@ def test_the_plan_of_a_manifest_is_no_other_plan(tmp_path: pathlib.Path) -> None
 
 
 def test_a_manifest_answers_what_was_decoded_last(tmp_path: pathlib.Path) -> None:
-    """Where the same plan was asked of more data, the manifest that is there is about those."""
+    """If the same plan was asked on more data, the existing manifest answers for those."""
     manifest = build_planned_manifest()
     assert manifest.plan is not None
     first = AskedPlan.of(manifest.plan, data="a", command="calibrate", decodes=True)
@@ -120,7 +120,7 @@ def test_a_manifest_answers_what_was_decoded_last(tmp_path: pathlib.Path) -> Non
 
 
 def test_data_of_outputs_are_those_of_the_last_that_decoded(tmp_path: pathlib.Path) -> None:
-    """What asks stored outputs asks the data that made them, whatever other outputs asked meanwhile."""
+    """A plan on stored outputs is about the data that made them, whatever other outputs asked in the meantime."""
     _asked(tmp_path, _FIRST)
     _asked(tmp_path, dataclasses.replace(_SECOND, data="a and more"))
     _asked(tmp_path, dataclasses.replace(_THIRD, data="z", decodes=False))
@@ -147,7 +147,7 @@ def _change(path: pathlib.Path) -> None:
     ],
 )
 def test_a_damaged_list_is_refused(tmp_path: pathlib.Path, damage: object, message: str) -> None:
-    """A file that is missing, changed, torn or in another's place ends the run: nothing is counted by half a list."""
+    """A missing, changed, truncated or misplaced file ends the run, since the count would be wrong."""
     for asked in (_FIRST, _SECOND, _THIRD):
         _asked(tmp_path, asked)
     assert callable(damage)
@@ -158,28 +158,28 @@ def test_a_damaged_list_is_refused(tmp_path: pathlib.Path, damage: object, messa
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_outputs_whose_list_cannot_be_written_are_refused(tmp_path: pathlib.Path) -> None:
-    """What cannot be remembered is not asked."""
+    """A plan that cannot be recorded is refused."""
     tmp_path.chmod(0o500)
     with pytest.raises(UsageError, match="every plan that is asked of outputs is listed beside them"):
         _asked(tmp_path, _FIRST)
 
 
 def test_a_file_in_the_lists_place_is_told(tmp_path: pathlib.Path) -> None:
-    """What is in the way of the list is named."""
+    """A file in place of the list is named."""
     (tmp_path / PLANS).write_text("mine")
     with pytest.raises(UsageError, match="plans: cannot be written"):
         _asked(tmp_path, _FIRST)
 
 
 def test_home_is_the_output_directory() -> None:
-    """Generations of one output have one list; a folder of them that was taken out has its own."""
+    """Generations of one output share its list; a folder of them that was moved out has its own."""
     assert home_of("/runs/a/generations/sha256-1") == "/runs/a"
     assert home_of("gs://bucket/a/generations/sha256-1") == "gs://bucket/a"
     assert home_of("/elsewhere/sha256-1") == "/elsewhere/sha256-1"
 
 
 def test_what_it_does_to_a_promise_is_said() -> None:
-    """The first plan has nothing to say; later ones say their place, and whether anything had been shown before."""
+    """The first plan has no warning; later ones have their place, and whether anything had been shown before."""
     plan = EarlierPlan(plan="sha256:1", command="calibrate", asked="2026-01-01T00:00:00Z", answered=True)
     unseen = dataclasses.replace(plan, answered=False)
     assert plans_in_words(None) == ""
@@ -195,7 +195,7 @@ def test_what_it_does_to_a_promise_is_said() -> None:
 
 
 def test_a_list_on_cloud_storage(bucket: str) -> None:
-    """Objects are added on the condition that they are not there, so that none is lost; what is asked twice is one."""
+    """Objects are added on the condition that they do not exist, so that none is lost; a repeated plan is one."""
     home = f"{bucket}/out"
     asked_plans = [dataclasses.replace(_FIRST, plan=f"sha256:{k}", tests=f"sha256:{k}") for k in range(4)]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""A manifest is published once: of several publishers one wins, and the others are told who did."""
+"""A manifest is published once: one of several publishers wins, and the others are told which."""
 
 import pathlib
 import re
@@ -25,7 +25,7 @@ _NEW = build_manifest(created="2026-01-01T00:00:00Z")
 
 @pytest.fixture(params=["local", "cloud"])
 def path(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    """Where a manifest may be published, on either kind of path."""
+    """A path for a manifest, of either kind."""
     folder = str(tmp_path) if request.param == "local" else str(request.getfixturevalue("bucket"))
     return storage.joined(folder, "manifest.json")
 
@@ -37,7 +37,7 @@ def _by(racer: int) -> Manifest:
 def _race(
     racers: int, path: str, *, overwrite: bool = False, replaces: str | None = None
 ) -> tuple[list[int], list[str]]:
-    """Publishes from several threads at the same time; returns who won, and what the others were told."""
+    """Publishes from several threads at once; returns the winners, and the messages to the others."""
     start, winners, told = threading.Barrier(racers), [], []
 
     def publish(racer: int) -> None:
@@ -58,7 +58,7 @@ def _race(
 
 
 def test_what_is_published_is_read(path: str) -> None:
-    """A manifest reads back equal, from either kind of path, and is checked against the model."""
+    """A manifest reads back equal from either kind of path, and is checked against the model."""
     write_manifest(_NEW, path)
     assert read_manifest(path) == _NEW
     assert read_manifest(path, model_fingerprint=_NEW.model.fingerprint) == _NEW
@@ -67,7 +67,7 @@ def test_what_is_published_is_read(path: str) -> None:
 
 
 def test_an_existing_manifest_is_kept(path: str) -> None:
-    """Without overwrite another manifest is not replaced, and the error says which one it is."""
+    """Without overwrite another manifest is kept, and the error names it."""
     write_manifest(_OLD, path)
     message = (
         rf"^manifest {re.escape(path)}: another one was published there first \(of 2025-01-01T00:00:00Z, "
@@ -79,7 +79,7 @@ def test_an_existing_manifest_is_kept(path: str) -> None:
 
 
 def test_overwriting_replaces(path: str) -> None:
-    """With overwrite, the manifest that is there is replaced; so is one that was there when the run began."""
+    """With overwrite the existing manifest is replaced, also one that was there when the run began."""
     write_manifest(_OLD, path)
     write_manifest(_NEW, path, overwrite=True)
     assert read_manifest(path) == _NEW
@@ -89,7 +89,7 @@ def test_overwriting_replaces(path: str) -> None:
 
 
 def test_what_appeared_since_the_run_began_is_kept(path: str) -> None:
-    """Overwrite is for the manifest that the run found when it began, not for one that another run published since."""
+    """Overwriting replaces the manifest found when the run began, not one that another run published since."""
     found = storage.version(path)
     write_manifest(_OLD, path)
     with pytest.raises(ManifestError, match="another one was published there first"):
@@ -98,7 +98,7 @@ def test_what_appeared_since_the_run_began_is_kept(path: str) -> None:
 
 
 def test_publishing_again_is_no_loss(path: str) -> None:
-    """A step that a runner repeats publishes the same manifest twice, and succeeds both times."""
+    """A repeated step publishes the same manifest twice, and succeeds both times."""
     found = storage.version(path)
     for _ in range(2):
         write_manifest(_NEW, path)
@@ -107,7 +107,7 @@ def test_publishing_again_is_no_loss(path: str) -> None:
 
 
 def test_two_racing_publishers(path: str) -> None:
-    """Of two who publish at the same time one wins; the other one says so, and names the winner's digest."""
+    """Of two concurrent publishers one wins; the other reports it with the winner's digest."""
     (winner,), (told,) = _race(2, path)
     assert read_manifest(path) == _by(winner)
     assert _by(winner).digest in told
@@ -115,7 +115,7 @@ def test_two_racing_publishers(path: str) -> None:
 
 
 def test_eight_who_overwrite(path: str) -> None:
-    """Of eight who overwrite the same manifest one wins: none of them is silently lost."""
+    """Of eight that overwrite the same manifest one wins, and none is silently lost."""
     write_manifest(_OLD, path)
     (winner,), told = _race(8, path, overwrite=True, replaces=storage.version(path))
     assert read_manifest(path) == _by(winner)
@@ -131,7 +131,7 @@ def test_without_the_guard_both_would_win(cloud: "CloudService", bucket: str, mo
 
 
 def test_a_lost_answer_is_no_lost_race(cloud: "CloudService", bucket: str) -> None:
-    """A publisher whose manifest was stored, but who was answered 503, has won."""
+    """A publisher whose manifest was stored, but that was answered 503, has won."""
     cloud.guard.faults.append(Fault(503, "POST", "/upload/", is_late=True))
     write_manifest(_NEW, f"{bucket}/manifest.json")
     assert sum(method == "POST" for method, _ in cloud.guard.requests) == 2
@@ -139,7 +139,7 @@ def test_a_lost_answer_is_no_lost_race(cloud: "CloudService", bucket: str) -> No
 
 
 def test_a_winner_that_cannot_be_read_is_told(bucket: str) -> None:
-    """Where something else stands in the manifest's place, that is said."""
+    """If the winner's manifest cannot be read, the message says so."""
     path = f"{bucket}/manifest.json"
     with storage.replacing(path) as temporary:
         temporary.write_text("notes")
@@ -165,7 +165,7 @@ def test_serving_reads_with_the_client_alone(bucket: str) -> None:
 
 
 def test_without_the_client_serving_is_told_what_to_install() -> None:
-    """Without google-cloud-storage, reading a manifest on Cloud Storage says what to install."""
+    """Without google-cloud-storage, reading a manifest on Cloud Storage names the package to install."""
     code = (
         "import sys\n"
         "sys.modules['google.cloud.storage'] = sys.modules['google.auth'] = None\n"

@@ -1,4 +1,4 @@
-"""The reader gives back what was written and refuses, in words, what cannot be trusted."""
+"""The reader returns what was written, and refuses untrustworthy manifests with clear messages."""
 
 import dataclasses
 import json
@@ -82,7 +82,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
 @_FEW
 @hypothesis.given(manifest=manifests())
 def test_parsing_returns_what_was_written(manifest: Manifest) -> None:
-    """A manifest survives writing and reading, floats to the last bit, and keeps its digest."""
+    """A manifest survives writing and reading, floats to the last bit, with its digest."""
     read = parse_manifest(manifest_text(manifest))
     assert read == manifest
     assert read.digest == manifest.digest
@@ -92,7 +92,7 @@ def test_parsing_returns_what_was_written(manifest: Manifest) -> None:
 @_FEW
 @hypothesis.given(data=st.data())
 def test_no_character_that_says_something_can_be_changed(data: st.DataObject) -> None:
-    """Any one character replaced by another is refused, unless the JSON still says the very same."""
+    """Any one replaced character is refused, unless the JSON has the same meaning."""
     text = manifest_text(build_manifest())
     position = data.draw(st.integers(0, len(text) - 1))
     edited = text[:position] + data.draw(st.characters(exclude_categories=["Cs"])) + text[position + 1 :]
@@ -108,7 +108,7 @@ def test_no_character_that_says_something_can_be_changed(data: st.DataObject) ->
 @_FEW
 @hypothesis.given(manifest=manifests(), data=st.data())
 def test_no_digit_can_be_changed(manifest: Manifest, data: st.DataObject) -> None:
-    """Any one digit flipped is refused, unless the 64-bit number it belongs to stays the same."""
+    """Any one changed digit is refused, unless its 64-bit number stays the same."""
     text = manifest_text(manifest)
     position = data.draw(st.sampled_from([found.start() for found in re.finditer("[0-9]", text)]))
     digit = data.draw(st.sampled_from("0123456789".replace(text[position], "")))
@@ -131,7 +131,7 @@ def test_read_takes_strings_and_paths(tmp_path: pathlib.Path) -> None:
 
 
 def test_parse_takes_text_and_bytes() -> None:
-    """The bytes that a storage client gives need no decoding."""
+    """Bytes from a storage client need no decoding."""
     text = manifest_text(build_manifest())
     assert parse_manifest(text.encode()) == parse_manifest(text) == build_manifest()
 
@@ -143,7 +143,7 @@ def test_indentation_and_order_of_keys_do_not_matter() -> None:
 
 
 def test_integers_stand_for_numbers() -> None:
-    """1 is read where 1.0 may stand, and stays 1, so that the digest stays too."""
+    """1 is read in place of 1.0, and stays 1, which keeps the digest."""
     content = changed(("decode", "tau"), 4)
     manifest = Manifest.from_dict(content)
     assert manifest.to_dict() == content
@@ -172,19 +172,19 @@ def test_guarantee_says_what_holds() -> None:
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: pathlib.Path) -> None:
-    """A file that is not there is told apart from one that cannot be trusted."""
+    """A missing file is an OSError, unlike an untrustworthy one."""
     with pytest.raises(FileNotFoundError, match=r"absent\.json"):
         read_manifest(tmp_path / "absent.json")
 
 
 def test_a_folder_is_refused_in_words(tmp_path: pathlib.Path) -> None:
-    """Commands take the folder of a calibration; here the file in it is meant, and the error says so."""
+    """A folder is refused with the name of the file in it, though commands accept the folder of a calibration."""
     with pytest.raises(ManifestError, match=f"{re.escape(str(tmp_path))}: is a folder. Name the manifest.json in it"):
         read_manifest(tmp_path)
 
 
 def test_errors_name_the_file(tmp_path: pathlib.Path) -> None:
-    """What is wrong with a file is said with its path."""
+    """Errors about a file have its path."""
     path = tmp_path / "m.json"
     path.write_text(json.dumps(unsealed(("schema",), "calm-beam/manifest/v3")))
     with _refused(
@@ -214,7 +214,7 @@ def test_errors_name_the_file(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_what_is_no_manifest_is_refused(text: str | bytes, message: str) -> None:
-    """Text that is not JSON, or JSON that is no manifest, is refused by the first thing wrong with it."""
+    """Text that is not JSON, and JSON that is no manifest, are refused by their first error."""
     with _refused(f"model.json: {message}"):
         parse_manifest(text, source="model.json")
 
@@ -222,20 +222,20 @@ def test_what_is_no_manifest_is_refused(text: str | bytes, message: str) -> None
 @pytest.mark.parametrize("depth", [*range(500, 1000, 20), 100_000])
 @pytest.mark.parametrize("form", ["{}", '{{"schema": "calm-beam/manifest/v2", "digest": {}}}'])
 def test_deep_nesting_is_refused(form: str, depth: int) -> None:
-    """A text made to exhaust the stack is refused like any other, wherever the stack ends."""
+    """Nesting that would exhaust the stack is refused like any other error."""
     with pytest.raises(ManifestError, match=r"^manifest: (not JSON|a manifest must be|digest)"):
         parse_manifest(form.format("[" * depth + "]" * depth))
 
 
 def test_half_a_surrogate_pair_is_refused() -> None:
-    """A string that UTF-8 cannot hold has no digest, so it is refused."""
+    """Half a surrogate pair has no digest, since UTF-8 cannot hold it, and is refused."""
     text = json.dumps(unsealed(("guarantee",), "\ud800"))
     with pytest.raises(ManifestError, match=r"^manifest: digest cannot be checked, as the content has no form in JSON"):
         parse_manifest(text)
 
 
 def test_a_changed_manifest_is_refused() -> None:
-    """A value changed by hand is refused by the digest, with both digests, before what it contradicts."""
+    """A value changed by hand is refused with both digests, before contradictions are looked for."""
     content = unsealed((*_CALIBRATION, "threshold"), 0.7)
     written, found = build_manifest().digest, changed((*_CALIBRATION, "threshold"), 0.7)["digest"]
     with _refused(
@@ -246,7 +246,7 @@ def test_a_changed_manifest_is_refused() -> None:
 
 
 def test_from_dict_checks_the_digest_too() -> None:
-    """A plain form whose digest is of something else is refused, though the rest is sound."""
+    """A plain form with a wrong digest is refused, though the rest is valid."""
     with pytest.raises(ManifestError, match=r"^digest is .* changed after it was written"):
         Manifest.from_dict(unsealed(("guarantee",), "Trust me."))
 
@@ -354,7 +354,7 @@ def test_a_wrong_value_is_refused_by_its_key_path(path: tuple[str | int, ...], v
     ],
 )  # fmt: skip
 def test_a_contradiction_is_refused(path: tuple[str | int, ...], value: object, message: str) -> None:
-    """A calibration at odds with itself, the data or the model is refused, though its digest is right."""
+    """A calibration that contradicts itself, the data or the model is refused, though its digest is right."""
     with _refused(f"manifest: calibrations[0].{message}"):
         parse_manifest(json.dumps(changed(path, value)))
 
@@ -368,7 +368,7 @@ def test_a_contradiction_is_refused(path: tuple[str | int, ...], value: object, 
     ],
 )
 def test_never_exit_has_no_risk_and_all_layers(key: str, value: object, message: str) -> None:
-    """Where no threshold is safe, the calibration says what the full model does."""
+    """Without a safe threshold, the calibration has the full model's values."""
     with _refused(f"calibrations[1].{message}"):
         Manifest.from_dict(changed(("calibrations", 1, key), value))
 
@@ -424,7 +424,7 @@ def test_calibration_finds_the_one_entry() -> None:
     ],
 )
 def test_calibration_lists_what_there_is(asked: dict[str, Any], message: str) -> None:
-    """Where no entry matches, the error lists those there are."""
+    """If no entry matches, the error lists the existing ones."""
     first = (
         "consistency=textual, metric=rouge_l, loss=dissimilarity, delta=0.1, epsilon=0.05, p_value=hoeffding_bentkus"
     )
@@ -434,7 +434,7 @@ def test_calibration_lists_what_there_is(asked: dict[str, Any], message: str) ->
 
 
 def test_calibration_does_not_guess() -> None:
-    """Where several entries match, the error lists them and says how to choose."""
+    """If several entries match, the error lists them and says how to choose."""
     other = build_calibration(epsilon=0.1)
     manifest = build_manifest(calibrations=(build_calibration(), other))
     assert manifest.calibration(consistency="textual", metric="rouge_l", delta=0.1, epsilon=0.1) == other
@@ -461,6 +461,6 @@ def test_calibration_does_not_guess() -> None:
 
 @pytest.mark.parametrize("loss", ["relu>1.5", "relu>.3", "signed>0.3", "dissimilarity>", "fear"])
 def test_losses_that_are_none_are_refused(loss: str) -> None:
-    """A tail has one way to be written, and is of a loss that has one."""
+    """A tail has one spelling, and needs a loss that has tails."""
     with pytest.raises(ManifestError, match="loss"):
         build_calibration(loss=loss)

@@ -1,4 +1,4 @@
-"""The thresholds of all positions are those of the schedule, as the decoders compute them."""
+"""The stored thresholds of all positions are those of the schedule, as decoders compute them."""
 
 import dataclasses
 import math
@@ -44,7 +44,7 @@ def _manifest(threshold: float, schedule: str, tau: float | None, steps: int, po
     steps=st.integers(1, 70),
 )
 def test_the_decoders_thresholds_are_accepted(threshold: float, schedule: str, tau: float, steps: int) -> None:
-    """Whatever the settings, what numpy makes of them the reader makes of them too; they come back from the text."""
+    """For any settings, the reader computes numpy's thresholds, and they read back from the text."""
     given_tau = None if schedule == "constant" else tau
     rule = ExitRule(schedule=schedule, tau=given_tau)
     positions = scheduled_thresholds(rule, (threshold,), max_decode_length=steps)[:, 0]
@@ -63,7 +63,7 @@ def test_the_decoders_thresholds_are_accepted(threshold: float, schedule: str, t
     units=st.integers(2, 5),
 )
 def test_other_thresholds_are_refused(threshold: float, schedule: str, position: int, is_up: bool, units: int) -> None:
-    """A few units in the last place of float32, at any one position, are another schedule."""
+    """A few units in the last place of float32, at any position, are refused."""
     tau = None if schedule == "constant" else 4.0
     positions = scheduled_thresholds(ExitRule(schedule=schedule, tau=tau), (threshold,), max_decode_length=12)[:, 0]
     for _ in range(units):
@@ -74,7 +74,7 @@ def test_other_thresholds_are_refused(threshold: float, schedule: str, position:
 
 @pytest.mark.parametrize(("schedule", "tau"), [("constant", None), ("decay", 4.0), ("decay_t5x", 0.5)])
 def test_values_written_by_hand_are_accepted(schedule: str, tau: float | None) -> None:
-    """The formulas of the paper and of the released code, spelt out in plain Python and rounded by numpy."""
+    """The formulas of the paper and of the released code, in plain Python and rounded by numpy, are accepted."""
     by_hand = {
         "constant": lambda t: 0.7,
         "decay": lambda t: 0.9 * 0.7 + 0.1 * math.exp(-4 * t / 12),
@@ -100,19 +100,19 @@ _POSITIONS = build_positions(0.8)
     ],
 )
 def test_what_is_wrong_is_said(positions: Any, message: str) -> None:
-    """The message names the key, what it should be, and what it is; numbers that are no float32 are refused too."""
+    """The message has the key, the expected and the given value; numbers that are no float32 are refused too."""
     with pytest.raises(ManifestError, match=re.escape(message)):
         build_manifest(calibrations=(build_calibration(threshold_by_position=positions),))
 
 
 def test_never_exit_has_no_thresholds() -> None:
-    """Where nothing is safe there is nothing to compare with."""
+    """Never exit has no thresholds."""
     with pytest.raises(ManifestError, match="threshold_by_position must be left out when threshold is null"):
         build_never_exit(threshold_by_position=_POSITIONS)
 
 
 def test_early_manifests_have_none() -> None:
-    """A manifest without them is read as it was, with the same digest."""
+    """An early manifest without them is read with the same digest."""
     early = build_manifest()
     assert "threshold_by_position" not in manifest_text(early)
     read = parse_manifest(manifest_text(early))

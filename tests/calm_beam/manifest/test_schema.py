@@ -1,4 +1,4 @@
-"""The schema file and the reader describe the same form."""
+"""The schema file and the reader describe the same format."""
 
 import copy
 import dataclasses
@@ -64,9 +64,9 @@ _PATH_ENTRY = ("calibrations", 0, "path", 1)
 
 
 def test_schema_is_made_of_the_records() -> None:
-    """The schema's file is what the fields of records give, and is a JSON Schema of the 2020-12 draft.
+    """The schema's file is generated from the fields of records, and is a JSON Schema of the 2020-12 draft.
 
-    `python -m tools.site.schema` writes the file anew.
+    `python -m tools.site.schema` writes the file.
     """
     text = importlib.resources.files("calm_beam.manifest").joinpath(SCHEMA_FILE).read_text(encoding="utf-8")
     assert text == schema_text()
@@ -74,7 +74,7 @@ def test_schema_is_made_of_the_records() -> None:
 
 
 def test_schema_is_strict_and_described() -> None:
-    """Every object allows its named keys only, requires all but a few, and every key is described."""
+    """Every object allows its named keys only, requires all but a few, and every key has a description."""
     definitions = _SCHEMA["$defs"]
     assert list(definitions)[:2] == ["thresholds", "settings"]
     assert len(definitions) == 35
@@ -155,7 +155,7 @@ def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
 
 
 def test_names_of_two_forms_are_those_that_the_reader_takes() -> None:
-    """The patterns of the schema fit names of users' measures and of tails exactly where the reader's rules do."""
+    """The schema's patterns match names of users' measures and of tails exactly where the reader accepts them."""
     definitions = _SCHEMA["$defs"]
     _, own = definitions["decode"]["properties"]["confidence"]["anyOf"]
     assert all(bool(re.search(own["pattern"], name)) == is_own(name) for name in _OWN_NAMES)
@@ -189,7 +189,7 @@ def _is_tail(name: str) -> bool:
 
 
 def test_core_and_manifest_name_the_same_choices() -> None:
-    """Every procedure of a calibration can be written, and the other way round."""
+    """Every procedure of a calibration can be written, and conversely."""
     assert set(manifest_module.PROCEDURES) == set(PROCEDURES)
 
 
@@ -315,7 +315,7 @@ _DAMAGES: tuple[Any, ...] = (None, 0, 1, -1, 2, 0.5, 1.5, "", "x", [], {}, True,
 
 
 def _places(content: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yields where there are values, in the first items of lists."""
+    """Yields the places of values, in the first items of lists."""
     items = (
         content.items() if isinstance(content, dict) else enumerate(content[:2]) if isinstance(content, list) else ()
     )
@@ -329,7 +329,7 @@ _WRITTEN = written_by(2)
 
 @pytest.mark.parametrize("kind", _WRITTEN)
 def test_what_the_schema_refuses_the_reader_refuses(kind: str) -> None:
-    """Of manifests of every kind that were damaged and sealed again, the reader takes none that the schema does not."""
+    """Of damaged and resealed manifests of every kind, the reader accepts none that the schema refuses."""
     content, rng = _WRITTEN[kind], random.Random(kind)
     record = SettingManifest if content["kind"] == SETTINGS else Manifest
     assert _VALIDATOR.is_valid(content)

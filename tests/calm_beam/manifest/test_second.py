@@ -1,4 +1,4 @@
-"""Manifests of the second version, of every kind that there is, are read as they are; those of the first say so."""
+"""Manifests of the second version, of every kind, are read unchanged; those of the first are named as such."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from calm_beam.manifest import (
 )
 from tests.calm_beam.manifest.builders import written_by
 
-# The same runs as those of the first version, with what is new.
+# The same runs as those of the first version, with new features.
 _FIRST, _SECOND = written_by(1), written_by(2)
 
 
@@ -29,7 +29,7 @@ def _read(content: object, folder: pathlib.Path) -> Manifest | SettingManifest:
 
 @pytest.mark.parametrize("kind", _SECOND)
 def test_what_was_written_is_read_and_would_be_written_again(kind: str, tmp_path: pathlib.Path) -> None:
-    """Its digest is right, no value is lost or added, and it says what it is about."""
+    """Each has the right digest and kind, and no value is lost or added."""
     manifest = _read(_SECOND[kind], tmp_path)
     assert manifest.to_dict() == _SECOND[kind]
     assert manifest.digest == _SECOND[kind]["digest"]
@@ -39,7 +39,7 @@ def test_what_was_written_is_read_and_would_be_written_again(kind: str, tmp_path
 
 @pytest.mark.parametrize("kind", _SECOND)
 def test_each_key_that_is_missing_is_seen(kind: str) -> None:
-    """Whatever is taken out of a manifest's own keys, it is refused: by the key, or by its digest."""
+    """A manifest without any one of its keys is refused, by the key or by its digest."""
     for key in _SECOND[kind]:
         rest = {name: value for name, value in _SECOND[kind].items() if name != key}
         with pytest.raises(ManifestError):
@@ -48,7 +48,7 @@ def test_each_key_that_is_missing_is_seen(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", _FIRST)
 def test_a_run_says_the_same_in_both_versions(kind: str, tmp_path: pathlib.Path) -> None:
-    """But for the form, and the exit rule of an entry, the second version says what the first one said."""
+    """Except for the format and the entries' exit rules, the second version has the first one's content."""
     first, second = _read(_FIRST[kind], tmp_path), _read(_SECOND[kind], tmp_path)
     assert first.schema_version == 1
     if isinstance(second, Manifest):
@@ -61,7 +61,7 @@ def test_a_run_says_the_same_in_both_versions(kind: str, tmp_path: pathlib.Path)
 
 
 def test_a_rule_is_that_of_the_run() -> None:
-    """An entry whose rule is not what decode and its variant say, or that has one and never exits, is refused."""
+    """An entry's rule that contradicts decode and variant, or that belongs to never exit, is refused."""
     manifest = next(each for each in map(Manifest.from_dict, _of_thresholds()) if each.calibrations[0].rule is not None)
     entry, *others = manifest.calibrations
     assert entry.rule is not None
@@ -73,7 +73,7 @@ def test_a_rule_is_that_of_the_run() -> None:
 
 
 def test_a_form_has_what_is_its_own() -> None:
-    """The first version has no rules, whether they are read or put in, and no version is written that there is not."""
+    """The first version has no rules, read or set, and no unknown version is written."""
     manifest = next(each for each in map(Manifest.from_dict, _of_thresholds()) if each.calibrations[0].rule is not None)
     said = r"calibrations\[0\]\.rule is not a key of calm-beam/manifest/v1"
     with pytest.raises(ManifestError, match=said):

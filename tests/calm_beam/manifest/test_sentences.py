@@ -1,4 +1,4 @@
-"""What a manifest has said in words."""
+"""Sentences about manifests."""
 
 import math
 
@@ -25,13 +25,13 @@ def _test(*, delta: float, epsilon: float = 0.05) -> SettingTest:
     ("delta", "epsilon", "least"), [(0.1, 0.05, 29), (0.05, 0.05, 59), (0.5, 0.5, 1), (0.5, 0.25, 2)]
 )
 def test_the_least_units(delta: float, epsilon: float, least: int) -> None:
-    """(1 - delta)^n is at most epsilon from there on; also where it is just epsilon."""
+    """From the least number of units on, (1 - delta)^n is at most epsilon, equality included."""
     assert _test(delta=delta, epsilon=epsilon).least_units == least
 
 
 @given(delta=st.floats(0.001, 0.9), epsilon=st.floats(0.001, 0.5))
 def test_one_unit_fewer_is_too_few(delta: float, epsilon: float) -> None:
-    """By the binomial itself."""
+    """One unit fewer is too few by the binomial distribution itself."""
     least = _test(delta=delta, epsilon=epsilon).least_units
     assert (1 - delta) ** least <= epsilon * (1 + 1e-5)
     assert least == 1 or (1 - delta) ** (least - 1) > epsilon * (1 - 1e-5)
@@ -39,7 +39,7 @@ def test_one_unit_fewer_is_too_few(delta: float, epsilon: float) -> None:
 
 
 def test_too_few() -> None:
-    """How many promises, which asks for most, and how many that takes; nothing where there are enough for each."""
+    """Too few units are reported with the number of promises, the most demanding one, and the needed number."""
     easy, hard = _test(delta=0.2), _test(delta=0.05)
     assert too_few_in_words((easy, hard), 59) == ""
     assert too_few_in_words((easy, hard), 58).startswith("1 of 2 promises cannot be proved by 58 examples, even if")

@@ -1,4 +1,4 @@
-"""A manifest tells how a sequential calibration ended, and the reader refuses one that is at odds with itself."""
+"""A manifest records how a sequential calibration ended, and the reader refuses an inconsistent one."""
 
 import dataclasses
 import re
@@ -19,7 +19,7 @@ from tests.calm_beam.manifest.builders import (
 
 
 def test_it_survives_writing_and_reading() -> None:
-    """Rounds, rule, looks and what it continues come back as they were."""
+    """Rounds, rule, looks and the continued run read back unchanged."""
     manifest = build_sequential_manifest()
     assert manifest.sequential is not None
     continued = dataclasses.replace(
@@ -34,7 +34,7 @@ def test_it_survives_writing_and_reading() -> None:
 
 
 def test_others_do_not_mention_it() -> None:
-    """Manifests of a whole set have neither rounds nor looks, so that their digests stay as they were."""
+    """Manifests without rounds have no rounds or looks, so their digests are unchanged."""
     content: Any = build_planned_manifest().to_dict()
     assert "sequential" not in content
     assert "sequential" not in content["plan"]
@@ -42,7 +42,7 @@ def test_others_do_not_mention_it() -> None:
 
 
 def test_the_guarantee_says_so() -> None:
-    """In words: the tests were looked at, and hold all the same."""
+    """The guarantee says that tests were looked at repeatedly, and hold all the same."""
     assert "looked at after every round" in guarantee_in_words(is_sequential=True)
     assert "round" not in guarantee_in_words()
 
@@ -115,13 +115,13 @@ def _with_look(index: int, **changes: Any) -> Callable[[], Manifest]:
     ],
 )
 def test_what_is_at_odds_is_refused(build: Callable[[], Manifest], message: str) -> None:
-    """Each message names the key, the value and what it is at odds with."""
+    """Each message names the key, the value and what contradicts it."""
     with pytest.raises(ManifestError, match=f"{re.escape(message)}$"):
         build()
 
 
 def test_capital_that_never_grew_is_a_p_value_of_one() -> None:
-    """Where the bettor has lost, the p-value is 1, and nothing is chosen: then looks are at the first threshold."""
+    """If the bettor has lost, the p-value is 1 and nothing is chosen; looks are then at the first threshold."""
     path = (build_path_entry(p_value=1, rejected=False),)
     looks = tuple(
         dataclasses.replace(look, threshold=None, layers=6, risk=risk, log_capital=-1.0)

@@ -1,4 +1,4 @@
-"""A manifest of kind settings tells how a sequential certification ended, and what is at odds with that is refused."""
+"""A settings manifest records how a sequential certification ended; an inconsistent one is refused."""
 
 import dataclasses
 import json
@@ -73,7 +73,7 @@ def build_sequential_setting_manifest() -> SettingManifest:
 
 
 def test_it_survives_writing_and_reading() -> None:
-    """Rounds, rule, looks and what it continues come back as they were, as the schema describes them."""
+    """Rounds, rule, looks and the continued run read back unchanged, as the schema describes them."""
     manifest = build_sequential_setting_manifest()
     assert manifest.sequential is not None
     continued = dataclasses.replace(
@@ -96,7 +96,7 @@ def test_it_survives_writing_and_reading() -> None:
 
 
 def test_others_do_not_mention_it() -> None:
-    """Manifests of all examples at once have neither rounds nor looks, so that their digests stay as they were."""
+    """Manifests without rounds have no rounds or looks, so their digests are unchanged."""
     content: Any = build_setting_manifest().to_dict()
     assert "sequential" not in content
     assert "sequential" not in content["plan"]
@@ -145,7 +145,7 @@ _RULE = ("plan", "sequential")
     ],
 )
 def test_what_is_at_odds_is_refused(path: tuple[str | int, ...], value: object, message: str) -> None:
-    """Each message names the key, the value and what it is at odds with."""
+    """Each message names the key, the value and what contradicts it."""
     content: Any = json.loads(manifest_text(build_sequential_setting_manifest()))
     place = content
     for key in path[:-1]:
@@ -161,7 +161,7 @@ def test_what_is_at_odds_is_refused(path: tuple[str | int, ...], value: object, 
 
 
 def test_it_ends_as_soon_as_its_rule_says() -> None:
-    """Looks at which the rule had said stop already were not followed by others, unless another rule went on."""
+    """A look after the rule's stop is refused, unless another rule continued."""
     manifest = build_sequential_setting_manifest()
     early = tuple(
         dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Manifests of kind settings: their form, what they check, and who refuses them."""
+"""Manifests of kind settings: format, checks, and commands that refuse them."""
 
 import copy
 import dataclasses
@@ -108,7 +108,7 @@ def _changed(path: tuple[str | int, ...], value: object, *, seals_plan: bool = T
 
 
 def test_round_trip(tmp_path: pathlib.Path) -> None:
-    """What is written is read back the same, and is what the schema describes."""
+    """A written manifest reads back unchanged, and matches the schema."""
     manifest = build_setting_manifest()
     path = tmp_path / "manifest.json"
     write_manifest(manifest, path)
@@ -121,7 +121,7 @@ def test_round_trip(tmp_path: pathlib.Path) -> None:
 
 
 def test_others_refuse_it(tmp_path: pathlib.Path) -> None:
-    """The reader of manifests that are served refuses it in words, and so does this one those."""
+    """The reader of served manifests refuses it with a clear message, and this reader refuses those."""
     path = tmp_path / "manifest.json"
     write_manifest(build_setting_manifest(), path)
     said = "is of kind settings: it proves a setting of a sweep that was made elsewhere, and names no model"
@@ -139,14 +139,14 @@ def test_others_refuse_it(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    """A kind that nobody knows is not taken for one of those that there are."""
+    """An unknown kind is refused."""
     content = {**build_manifest().to_dict(), "kind": "other"}
     with pytest.raises(ManifestError, match='kind must be "thresholds", got "other"'):
         parse_manifest(json.dumps({**content, "digest": content_digest(content)}))
 
 
 def test_changes_by_hand(tmp_path: pathlib.Path) -> None:
-    """A number that was changed breaks the digest, and a plan that was changed its own."""
+    """A changed number breaks the digest, and a changed plan its own digest."""
     path = tmp_path / "manifest.json"
     path.write_text(manifest_text(build_setting_manifest()).replace('"risk": 0.03125', '"risk": 0.02', 1))
     with pytest.raises(ManifestError, match=r"manifest\.json: digest is .*, but that of the content is"):
@@ -196,7 +196,7 @@ _FIRST = ("calibrations", 0)
     ],
 )
 def test_what_contradicts_itself(path: tuple[str | int, ...], value: object, message: str) -> None:
-    """Values that are not as the form says, or at odds with others, are refused with their place."""
+    """Invalid and contradictory values are refused with their place."""
     with pytest.raises(ManifestError, match=message):
         SettingManifest.from_dict(_changed(path, value))
 
@@ -210,7 +210,7 @@ def test_tests_follow_the_planned_order() -> None:
 
 
 def test_entries_by_their_values() -> None:
-    """An entry is found by group, tail, delta and epsilon; what matches none or several is told."""
+    """An entry is found by group, tail, delta and epsilon; values that match none or several are refused."""
     manifest = build_setting_manifest()
     assert manifest.calibration() == manifest.calibrations[0]
     assert manifest.calibration(group="math", tail=0.5) == manifest.calibrations[1]
@@ -221,7 +221,7 @@ def test_entries_by_their_values() -> None:
 
 
 def test_the_guarantee_says_whom_an_entry_is_about() -> None:
-    """With groups, and only then, it says that the promise for all examples may be broken for some of them."""
+    """With groups the guarantee says that the promise for all examples may be broken for some; else it does not."""
     words = guarantee_in_words(kind=SETTINGS, group_key="topic")
     assert "An entry of a group, which topic names, is about examples drawn from that group alone" in words
     assert "is about all examples together, and may be broken for some of the groups." in words
@@ -229,7 +229,7 @@ def test_the_guarantee_says_whom_an_entry_is_about() -> None:
 
 
 def test_which_scores_are_better() -> None:
-    """The direction belongs to a metric, is one of two, and changes the plan's digest; early manifests have none."""
+    """The direction belongs to a metric, has two values, and changes the plan's digest; early manifests have none."""
     plan = build_setting_manifest().plan
     assert "direction" not in plan.to_dict()
     plans = [dataclasses.replace(plan, metric="acc", direction=direction) for direction in (None, *DIRECTIONS)]

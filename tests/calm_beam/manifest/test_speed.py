@@ -1,4 +1,4 @@
-"""What a token was said to cost, and how fast promises have been, as manifests say it."""
+"""Costs of tokens and measured speeds in manifests."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def _manifest(**changes: Any) -> Manifest:
 
 
 def test_costs_and_speeds_are_read_again() -> None:
-    """What was written is what is read, and other manifests say nothing of either."""
+    """Costs and speeds read back unchanged, and other manifests have no such fields."""
     manifest = _manifest()
     assert parse_manifest(manifest_text(manifest)) == manifest
     assert manifest.cost is not None
@@ -64,7 +64,7 @@ def test_costs_and_speeds_are_read_again() -> None:
 
 
 def test_what_does_not_pay_is_never_exited() -> None:
-    """An entry may have accepted thresholds and promise none, where they cost no less than the full model."""
+    """An entry may have accepted thresholds and promise none, if they cost no less than the full model."""
     manifest = _manifest(speeds=None)
     first, never = manifest.calibrations
     of_none: dict[str, Any] = {"threshold": None, "variant": None, "threshold_by_position": None, "rule": None}
@@ -92,13 +92,13 @@ def test_what_does_not_pay_is_never_exited() -> None:
     ],
 )
 def test_costs_and_speeds_at_odds_are_refused(changes: dict[str, Any], message: str) -> None:
-    """Costs stand exactly where something was chosen by them, and speeds are of what is promised."""
+    """Costs exist exactly if something was chosen by them, and speeds are those of promised thresholds."""
     with pytest.raises(ManifestError, match=message):
         _manifest(**changes)
 
 
 def test_speeds_in_words() -> None:
-    """Each entry that was measured has a sentence, and each that does not pay says why it never exits."""
+    """Each measured entry has a sentence, and each that does not pay says why it never exits."""
     manifest = _manifest(speeds=(_SPEED, dataclasses.replace(_SPEED, batch=64, factor=0.8)))
     first, never = manifest.calibrations
     (said,) = speeds_in_words(manifest)
@@ -117,7 +117,7 @@ def test_speeds_in_words() -> None:
 
 
 def test_the_headline_of_a_report_says_the_speed() -> None:
-    """The promise ends with how fast it was; one that does not pay says that nothing faster could be proved."""
+    """The promise ends with its speed; one that does not pay says that nothing faster could be proved."""
     manifest = _manifest()
     first, never = manifest.calibrations
     said = "".join(promise_in_words(first, manifest))

@@ -1,4 +1,4 @@
-"""Manifests of several variants: what must agree, and by which variant an entry is decoded."""
+"""Manifests of several variants: consistency checks, and each entry's variant."""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,30 +33,30 @@ _STRANGE = Variant(tau=8.0, min_exit_layer=1)
 
 
 def test_a_manifest_of_variants_is_read_again() -> None:
-    """What was written is what is read."""
+    """A written manifest of variants reads back unchanged."""
     assert parse_manifest(manifest_text(_MANIFEST)) == _MANIFEST
 
 
 def test_without_variants_nothing_is_said_of_them() -> None:
-    """Other manifests have the bytes, and so the digests, of earlier versions."""
+    """Manifests without variants have the bytes and digests of earlier versions."""
     text = manifest_text(build_planned_manifest())
     assert not any(word in text for word in ("variant", "pareto", "choosing"))
 
 
 def test_an_entry_is_decoded_by_its_own_variant() -> None:
-    """It goes before what `decode` says; an entry that never exits has none."""
+    """An entry's variant overrides `decode`; an entry that never exits has none."""
     assert _MANIFEST.decode_of(_ENTRY) == dataclasses.replace(_MANIFEST.decode, tau=4.0, min_exit_layer=2)
     assert _MANIFEST.decode_of(_NEVER) == _MANIFEST.decode
     assert "chosen by a part of the calibration set" not in build_planned_manifest().guarantee
 
 
 def test_who_chose_does_not_count_as_evidence() -> None:
-    """The n of a promise is that of the units which tested it."""
+    """The n of a promise is the number of units that tested it."""
     assert (_MANIFEST.data.units, _MANIFEST.data.units_of(None)) == (200, 140)
 
 
 def test_variants_that_were_tested_by_themselves_are_read_again() -> None:
-    """Nobody chose, so that all examples count; the level of each is an equal share of epsilon."""
+    """If each variant was tested by itself, all examples count, and each has an equal share of epsilon."""
     manifest = build_each_variant_manifest()
     text = manifest_text(manifest)
     assert parse_manifest(text) == manifest
@@ -89,14 +89,14 @@ def test_variants_that_were_tested_by_themselves_are_read_again() -> None:
 def test_each_variant_is_tested_down_the_grid(
     change: Callable[[tuple[PathEntry, ...]], tuple[PathEntry, ...]], message: str
 ) -> None:
-    """Every one of them, in the planned order, up to the first that fails at its share of epsilon."""
+    """Every variant is tested in the planned order, up to its first failure at its share of epsilon."""
     entry = build_each_variant_manifest().calibrations[0]
     with pytest.raises(ManifestError, match=message):
         build_each_variant_manifest(calibrations=(dataclasses.replace(entry, path=change(entry.path)),))
 
 
 def test_who_chooses_and_how_is_tested_agree() -> None:
-    """Without a part that chooses nobody has chosen, and the procedure is another one."""
+    """If no part of the data selects, the procedure is another one; inconsistent manifests are refused."""
     manifest = build_each_variant_manifest()
     assert manifest.plan is not None
     with pytest.raises(
@@ -218,7 +218,7 @@ _OTHER = "variant must be tau 4, from layer 2, as the last one rejected in path 
     ],
 )
 def test_what_does_not_agree_is_refused(make: Callable[[], object], message: str) -> None:
-    """Variants, plan, path and data have to be of one run."""
+    """Variants, plan, path and data must be of one run."""
     with pytest.raises(ManifestError, match=message):
         make()
 
@@ -234,7 +234,7 @@ def test_what_does_not_agree_is_refused(make: Callable[[], object], message: str
     ],
 )
 def test_malformed_variants_are_named(change: dict[str, Any], message: str) -> None:
-    """A reader says where in the file the wrong value stands."""
+    """A malformed variant is refused with the place of the wrong value."""
     content: dict[str, Any] = _MANIFEST.to_dict()
     content["calibrations"][0] |= change
     with pytest.raises(ManifestError, match=message):
@@ -242,7 +242,7 @@ def test_malformed_variants_are_named(change: dict[str, Any], message: str) -> N
 
 
 def test_another_order_is_another_plan() -> None:
-    """Lists, their order and the share stand in the plan's hash."""
+    """Lists, their order and the share are in the plan's hash."""
     digests = {
         _plan().digest,
         _plan(pareto=_pareto(choosing_share=0.5)).digest,
@@ -253,7 +253,7 @@ def test_another_order_is_another_plan() -> None:
 
 
 def test_other_procedures_know_no_variants() -> None:
-    """A grid that is its own order has one way of decoding."""
+    """A procedure with an ordered grid has one variant."""
     plain: Calibration = build_planned_manifest().calibrations[0]
     message = r"path\[0\].variant must be there exactly if procedure is pareto or each_variant, got one"
     with pytest.raises(ManifestError, match=message):

@@ -1,4 +1,4 @@
-"""A manifest is written whole or not at all, and says exactly what was given."""
+"""A manifest is written atomically, with exactly the given content."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_text_is_indented_unescaped_and_ends_in_a_newline() -> None:
-    """The text is for people too: indented, in the order of the schema, accents as they are."""
+    """The text is readable: indented, in the order of the schema, with unescaped accents."""
     text = manifest_text(build_manifest())
     assert text.startswith(
         '{\n  "schema": "calm-beam/manifest/v2",\n  "kind": "thresholds",\n  "created": "2026-01-31T12:00:00Z",\n'
@@ -40,7 +40,7 @@ def test_numbers_stay_as_given() -> None:
 
 
 def test_lists_of_numbers_stand_in_one_line() -> None:
-    """Long lists of numbers do not fill the page, and strings that look alike stay as they are."""
+    """Long lists of numbers are one line, and strings that look alike are unchanged."""
     manifest = build_planned_manifest(software={"a": "[\n  1,\n  2\n]"})
     text = manifest_text(manifest)
     assert '\n    "thresholds": [0.9, 0.8, 0.7, 0.6],\n' in text
@@ -87,7 +87,7 @@ def test_writing_takes_a_bare_name(tmp_path: pathlib.Path, monkeypatch: pytest.M
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are those of POSIX")
 def test_others_may_read_the_file(path: pathlib.Path) -> None:
-    """The file gets the mode that any new file would get, so that serving can read what another user wrote."""
+    """The file gets the mode of any new file, so that serving can read another user's file."""
     plain = path.parent / "plain"
     plain.touch()
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
@@ -97,7 +97,7 @@ def test_others_may_read_the_file(path: pathlib.Path) -> None:
 def test_failing_to_write_leaves_the_old_file(
     path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    """A write that fails on the way leaves the old manifest and no temporary file."""
+    """A failed write leaves the old manifest and no temporary file."""
 
     def fail(*_: Any) -> None:
         raise OSError("disk full")
@@ -110,7 +110,7 @@ def test_failing_to_write_leaves_the_old_file(
 
 
 def test_an_unserialisable_manifest_leaves_the_old_file(path: pathlib.Path) -> None:
-    """What has no form in JSON fails before anything is written."""
+    """A value without a form in JSON fails before anything is written."""
     broken = build_manifest()
     broken.software["jax"] = object()  # type: ignore[index]
     with pytest.raises(TypeError, match="object is not JSON serializable"):
@@ -120,11 +120,11 @@ def test_an_unserialisable_manifest_leaves_the_old_file(path: pathlib.Path) -> N
 
 
 def test_a_missing_folder_is_an_error(tmp_path: pathlib.Path) -> None:
-    """A folder that does not exist is not made, and the error names the path."""
+    """A missing folder is not made, and the error names the path."""
     with pytest.raises(FileNotFoundError, match="absent"):
         write_manifest(_OLD, tmp_path / "absent" / "manifest.json")
 
 
 def test_text_parses_to_the_plain_form() -> None:
-    """Text and plain form say the same."""
+    """Text and plain form have the same content."""
     assert json.loads(manifest_text(_OLD)) == _OLD.to_dict()

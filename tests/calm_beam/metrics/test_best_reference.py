@@ -15,14 +15,14 @@ def _share_of_length(candidate: str, reference: str) -> float:
 
 
 def test_the_best_reference_counts() -> None:
-    """The highest of the pair scores is returned, wherever it stands."""
+    """The highest of the pair scores is returned, wherever it is."""
     assert best_over_references(_share_of_length, "abcd", references=["a", "abc", "ab"], sight=_WORDS) == 0.75
     assert best_over_references(_share_of_length, "abcd", references=("a",), sight=_WORDS) == 0.25
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_refuses_a_bare_string(name: str) -> None:
-    """One string in place of a list is refused: its letters are no references."""
+    """A single string in place of a list is refused, since its letters are no references."""
     with pytest.raises(TypeError, match=re.escape("references must be a list of strings, got the string 'yes'.")):
         METRICS[name]("yes", "yes")
 
@@ -45,6 +45,6 @@ def test_every_metric_takes_the_best_over_references(name: str) -> None:
 @pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize("text", ["", "...", "the", " \n", "été", "日本語", "The cat, sat.", "\ufe0f"])
 def test_every_metric_gives_one_to_identical_texts(name: str, text: str) -> None:
-    """The full model is consistent with itself: a text scores exactly 1 against itself, with tokens or without."""
+    """A text scores exactly 1 against itself, with tokens or without, so the full model agrees with itself."""
     assert METRICS[name](text, [text]) == 1.0
     assert METRICS[name](text, ["something else", text]) == 1.0

@@ -1,4 +1,4 @@
-"""BLEURT by small random checkpoints in the published layout."""
+"""BLEURT with small random checkpoints in the published layout."""
 
 import concurrent.futures
 import itertools
@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]
 
 @pytest.fixture
 def copied(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> Callable[[str], pathlib.Path]:
-    """Gives a copy of a checkpoint, to be spoiled."""
+    """Gives a copy of a checkpoint for a test to damage."""
 
     def copy(kind: str) -> pathlib.Path:
         return pathlib.Path(shutil.copytree(folders[kind], tmp_path / "copy"))
@@ -46,7 +46,7 @@ def copied(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> Callable
 
 
 def _direct(folder: pathlib.Path, ids: Sequence[int], segments: Sequence[int], length: int) -> float:
-    """Returns what TensorFlow's own loader predicts for ids, padded to a length."""
+    """Returns the prediction of TensorFlow's own loader for ids, padded to a length."""
     predict = tf.saved_model.load(str(folder)).signatures["serving_default"]
     padding = [0] * (length - len(ids))
     arrays = {
@@ -60,7 +60,7 @@ def _direct(folder: pathlib.Path, ids: Sequence[int], segments: Sequence[int], l
 
 @pytest.mark.parametrize("kind", sampled(["uncased", "sentencepiece", "one length"], keep=(0,)))
 def test_scores_equal_a_direct_forward_pass(kind: str, folders: dict[str, pathlib.Path]) -> None:
-    """A score is to the last bit what the SavedModel gives for the pair's ids, at the length they are padded to."""
+    """A score is the SavedModel's for the pair's ids, at their padded length, to the last bit."""
     folder = folders[kind]
     bleurt, encoder = Bleurt(folder), Encoder.of(BleurtConfig.read(folder))
     pairs = list(itertools.product(_TEXTS[1:6], _TEXTS[:4]))
@@ -74,7 +74,7 @@ def test_scores_equal_a_direct_forward_pass(kind: str, folders: dict[str, pathli
 
 
 def test_what_is_scored_beside_it_and_when_changes_no_bit(folders: dict[str, pathlib.Path]) -> None:
-    """Order, threads, other texts and another instance leave every score as it is."""
+    """Order, threads, other texts and another instance change no bit of a score."""
     pairs = [(left, right) for left, right in itertools.product(_TEXTS, _TEXTS) if left != right]
     bleurt = Bleurt(folders["uncased"])
     expected = {pair: bleurt(pair[0], [pair[1]]) for pair in pairs}
@@ -89,7 +89,7 @@ def test_what_is_scored_beside_it_and_when_changes_no_bit(folders: dict[str, pat
 
 
 def test_ids_of_word_pieces(folders: dict[str, pathlib.Path]) -> None:
-    """[CLS] reference [SEP] candidate [SEP], words in pieces, unknown ones as one; segments part after the first."""
+    """Ids are [CLS] reference [SEP] candidate [SEP], words in pieces, unknown ones as one, in two segments."""
     encoder = Encoder.of(BleurtConfig.read(folders["uncased"]))
     ids, segments = encoder.encode(reference="The UNABLE cat's, L'ÉTÉ", candidate="日本 zzz")
     pieces = "[CLS] the un ##able cat ' [UNK] , l ' ete [SEP] 日 本 [UNK] [SEP]"
@@ -115,7 +115,7 @@ def test_ids_of_sentencepiece(folders: dict[str, pathlib.Path]) -> None:
 
 @pytest.mark.parametrize("kind", ["uncased", "sentencepiece"])
 def test_texts_that_the_vocabulary_does_not_know_are_not_seen(kind: str, folders: dict[str, pathlib.Path]) -> None:
-    """Different texts of unknown pieces score 0, whatever the model gives; what is known is left to the model."""
+    """Different texts of unknown pieces score 0, whatever the model gives; known pieces are scored by the model."""
     bleurt = Bleurt(folders[kind])
     assert not bleurt.sight.sees("жук")
     assert not bleurt.sight.sees("")
@@ -131,7 +131,7 @@ def test_texts_that_the_vocabulary_does_not_know_are_not_seen(kind: str, folders
     [(3, 2, (3, 2)), (8, 1, (4, 1)), (1, 8, (1, 4)), (9, 9, (3, 2)), (3, 4, (3, 2)), (5, 0, (5, 0)), (0, 7, (0, 5))],
 )
 def test_the_longer_side_is_trimmed(reference: int, candidate: int, kept: tuple[int, int]) -> None:
-    """Ids go one by one from the end of the longer text, from the candidate where both are as long."""
+    """Ids are removed from the end of the longer text, or of the candidate if both are as long."""
     encoder = Encoder(
         tokenize=lambda text: list(range(10, 10 + int(text))), known=str.split, cls_id=1, sep_id=2, max_length=8
     )
@@ -154,7 +154,7 @@ def test_the_longer_side_is_trimmed(reference: int, candidate: int, kept: tuple[
     ],
 )
 def test_words(text: str, cased: str, uncased: str) -> None:
-    """Words part where BERT's own tokenizer parts them; the expected ones are what that gave for these texts."""
+    """Words are split as by BERT's own tokenizer, whose results for these texts are stored."""
     assert " ".join(words(text, lower_case=False)) == cased
     assert " ".join(words(text, lower_case=True)) == uncased
 
@@ -168,7 +168,7 @@ def test_words_of_more_than_200_characters_are_unknown(letter: str) -> None:
 
 
 def test_scores_outside_are_clipped_and_counted(tmp_path: pathlib.Path) -> None:
-    """What lies outside [0, 1] is clipped, each time counted once; equal texts score 1 and are asked of no model."""
+    """A score outside [0, 1] is clipped and counted once each time; equal texts score 1 without the model."""
     bleurt = Bleurt(write_bleurt(tmp_path / "wide", spread=3.0))
     raw = {text: bleurt.score(reference="the cat", candidate=text) for text in _TEXTS}
     assert min(raw.values()) < 0 or max(raw.values()) > 1
@@ -180,7 +180,7 @@ def test_scores_outside_are_clipped_and_counted(tmp_path: pathlib.Path) -> None:
 
 
 def test_nan_is_refused_by_name(copied: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that gives NaN is no metric; clipping does not hide it."""
+    """NaN is refused by name, and not hidden by clipping."""
     bleurt = Bleurt(copied("uncased"))
     monkeypatch.setattr(bleurt, "_predict", lambda ids, segments: float("nan"))
     with pytest.raises(MetricError, match=r'metric "bleurt" on example "7": returned nan, expected'):
@@ -188,7 +188,7 @@ def test_nan_is_refused_by_name(copied: Callable[[str], pathlib.Path], monkeypat
 
 
 def test_the_name_holds_the_checkpoint(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
-    """`bleurt` becomes a name that only this checkpoint answers to; a copy of it does, another does not."""
+    """`bleurt` becomes a name of this checkpoint alone, which a copy of it has, too."""
     settings = MetricSettings(bleurt_checkpoint=str(folders["uncased"]))
     name = full_name("bleurt", settings)
     assert re.fullmatch("bleurt@[0-9a-f]{16}", name)
@@ -208,7 +208,7 @@ _NAMES = ("bleurt_config.json", "bert_config.json", "vocab.txt", "saved_model.pb
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_missing_files(name: str, copied: Callable[[str], pathlib.Path]) -> None:
-    """A checkpoint that lacks a file is refused with its name."""
+    """A checkpoint without one of its files is refused with the file's name."""
     folder = copied("uncased")
     (folder / name).unlink()
     with pytest.raises(BleurtError, match=re.escape(f"BLEURT checkpoint {folder}: has no {name}.")):
@@ -234,7 +234,7 @@ def test_missing_files(name: str, copied: Callable[[str], pathlib.Path]) -> None
 def test_damaged_files(
     kind: str, name: str, content: bytes, message: str, copied: Callable[[str], pathlib.Path]
 ) -> None:
-    """A checkpoint with a file that is not what it should be is refused in words."""
+    """A checkpoint with an invalid file is refused with a clear message."""
     folder = copied(kind)
     (folder / name).write_bytes(content)
     with pytest.raises(BleurtError, match=re.escape(f"BLEURT checkpoint {folder}: {message}")):
@@ -255,7 +255,7 @@ def test_other_models_are_refused(options: dict[str, object], message: str, tmp_
 
 
 def test_a_length_that_does_not_fit(copied: Callable[[str], pathlib.Path]) -> None:
-    """A model of one length and a configuration of another do not belong together."""
+    """A model and a configuration with different lengths are refused."""
     folder = copied("one length")
     config = json.loads((folder / "bleurt_config.json").read_text())
     (folder / "bleurt_config.json").write_text(json.dumps({**config, "max_seq_length": 128}))
@@ -264,6 +264,6 @@ def test_a_length_that_does_not_fit(copied: Callable[[str], pathlib.Path]) -> No
 
 
 def test_a_folder_that_is_not_there() -> None:
-    """A checkpoint that is not there is said to be so."""
+    """A missing checkpoint is reported as missing."""
     with pytest.raises(ValueError, match=r"^BLEURT checkpoint /no/such: no such folder\.$"):
         full_name("bleurt", MetricSettings(bleurt_checkpoint="/no/such"))

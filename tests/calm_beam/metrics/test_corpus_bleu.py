@@ -1,4 +1,4 @@
-"""BLEU of a set from what its examples add to it, against sacrebleu's own."""
+"""BLEU of a set from the counts of its examples, against sacrebleu's own."""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -17,7 +17,7 @@ _EXAMPLES = st.lists(st.tuples(_WORDS, st.lists(_WORDS, min_size=2, max_size=2))
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=25)
 @hypothesis.given(_EXAMPLES)
 def test_summed_counts_give_sacrebleus_score(examples: list[tuple[str, list[str]]]) -> None:
-    """Counts added example by example give what sacrebleu says of the whole set, for several references each."""
+    """Counts added example by example give sacrebleu's score of the whole set, with several references each."""
     total = sum((bleu_counts(text, references) for text, references in examples), np.zeros(NUM_COUNTS, np.int64))
     texts = [text for text, _ in examples]
     streams = [[references[place] for _, references in examples] for place in range(2)]

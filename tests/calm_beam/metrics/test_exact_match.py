@@ -17,5 +17,5 @@ from calm_beam.metrics.exact_match import exact_match
     ],
 )
 def test_answers(candidate: str, references: list[str], expected: float) -> None:
-    """Answers agree where nothing but case, punctuation, articles and spaces differs, if there is a word at all."""
+    """Answers match if only case, punctuation, articles and spaces differ, and there is a word at all."""
     assert exact_match(candidate, references) == expected

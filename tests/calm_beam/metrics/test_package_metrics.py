@@ -25,7 +25,7 @@ def _ngrams(tokens: object, size: int) -> collections.Counter[tuple[str, ...]]:
 
 
 def _reference_chrf(candidate: str, reference: str) -> float:
-    """chrF2 as in the paper, over the orders of which both texts have n-grams."""
+    """Returns chrF2 as in the paper, over the orders of which both texts have n-grams."""
     ours, theirs = "".join(candidate.split()), "".join(reference.split())
     precisions, recalls = [], []
     for size in range(1, 7):
@@ -38,7 +38,7 @@ def _reference_chrf(candidate: str, reference: str) -> float:
 
 
 def _reference_bleu(candidate: str, reference: str) -> float:
-    """Sentence BLEU of words between spaces, with exponential smoothing and effective order."""
+    """Returns sentence BLEU of words between spaces, with exponential smoothing and effective order."""
     ours, theirs = candidate.split(), reference.split()
     logs, smoothing = [], 1.0
     for size in range(1, 5):
@@ -67,7 +67,7 @@ def _reference_similarity(candidate: str, reference: str) -> float:
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 @hypothesis.given(_LETTERS, _LETTERS)
 def test_scores_are_those_of_the_definitions(candidate: str, reference: str) -> None:
-    """Texts score what the definition gives, computed here by other code; those that are equal score 1."""
+    """Scores are those of the definitions, computed here by other code; equal texts score 1."""
     for metric, expected in (
         (chrf, _reference_chrf),
         (sentence_bleu, _reference_bleu),
@@ -89,7 +89,7 @@ def test_golden_scores() -> None:
 
 @pytest.mark.parametrize("metric", [chrf, sentence_bleu, edit_distance])
 def test_an_empty_text_scores_nothing_against_another(metric: object) -> None:
-    """Nothing is like nothing, and unlike everything else."""
+    """An empty text scores 1 against itself and 0 against any other."""
     assert callable(metric)
     assert metric("", [""]) == 1.0
     assert metric("", ["a b"]) == metric("a b", [""]) == 0.0
@@ -104,7 +104,7 @@ def test_an_empty_text_scores_nothing_against_another(metric: object) -> None:
     ],
 )
 def test_missing_packages_are_named(metric: object, module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its package, a metric says which extra brings it."""
+    """Without its package, a metric names the extra to install."""
     assert callable(metric)
     monkeypatch.setitem(sys.modules, module, None)
     chrf_module._scorer.cache_clear()
@@ -115,7 +115,7 @@ def test_missing_packages_are_named(metric: object, module: str, name: str, monk
 
 @pytest.mark.parametrize("name", METRICS)
 def test_an_empty_reference_is_met_by_an_empty_output_alone(name: str) -> None:
-    """So says every metric, also those that leave out punctuation and articles: what consists of these is not empty."""
+    """Every metric gives an empty reference 1 for an empty output only; texts of ignored words are not empty."""
     metric = METRICS[name]
     assert metric("", [""]) == 1
     assert metric("a cat", [""]) == metric("", ["a cat"]) == 0

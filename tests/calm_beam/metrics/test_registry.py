@@ -1,4 +1,4 @@
-"""Tests of the registry: every name resolves or is refused in words, and no bad score gets past the check."""
+"""The registry resolves every name or refuses it with a clear message, and checks every score."""
 
 import decimal
 import fractions
@@ -40,7 +40,7 @@ class Scores:
 
 @pytest.fixture
 def _own_modules(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Puts importable modules of a user on the path, some of which fail when they run; none is left to later tests."""
+    """Puts importable user modules on the path, some of which fail when they run, and removes them afterwards."""
     modules = {
         "own_scores": _OWN_MODULE,
         "broken_scores": "import package_that_is_not_there\n",
@@ -55,7 +55,7 @@ def _own_modules(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    # cloudpickle asks every module that was imported for the functions it pickles.
+    # cloudpickle searches every imported module for the functions it pickles.
     for name in modules:
         sys.modules.pop(name, None)
 
@@ -69,7 +69,7 @@ def _score(value: object) -> float:
 
 
 def test_named_metrics() -> None:
-    """The names that a manifest may carry give their functions, each 1 on a match and 0 on a miss."""
+    """The names that a manifest may have give their functions, each 1 on a match and 0 on a miss."""
     assert list(METRICS) == [
         *("rouge_l", "rouge_l_unicode", "token_f1", "exact_match"),
         *("chrf", "sentence_bleu", "edit_distance"),
@@ -105,7 +105,7 @@ def test_unknown_name_gets_the_nearest(name: str, hint: str) -> None:
 
 @pytest.mark.usefixtures("_own_modules")
 def test_own_function_is_imported() -> None:
-    """module:function gives the function, and the function may sit in a class."""
+    """module:function gives the function, which may be in a class."""
     assert get_metric("own_scores:half")("a", ["b"]) == 0.5
     assert get_metric("own_scores:Scores.one")("a", ["b"]) == 1.0
 
@@ -131,7 +131,7 @@ def test_own_function_is_imported() -> None:
     ],
 )
 def test_own_function_that_cannot_be_had(name: str, message: str) -> None:
-    """Whatever is wrong with module:function is said, under the name as it was written."""
+    """Every error of module:function is reported under the name as written."""
     with pytest.raises(MetricError, match=re.escape(message)) as caught:
         get_metric(name)
     assert f'metric "{name}"' in str(caught.value)
@@ -158,7 +158,7 @@ def test_scores_outside_name_metric_and_example(value: float) -> None:
 
 
 class _Number:
-    """Something like a number, whose value is code of the user."""
+    """A number-like object whose value is user code."""
 
     ndim = 0
 
@@ -183,14 +183,14 @@ async def _coming() -> float:
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_number_is_refused(value: object) -> None:
-    """Something that is not one real number is an error, even where it could be made into one."""
+    """A value that is not a single real number is an error, even if it could be converted into one."""
     message = f'metric "chrf" on example "ex-7": returned {value!r}, expected a number in [0, 1].'
     with pytest.raises(MetricError, match=re.escape(message)):
         _score(value)
 
 
 def test_metric_that_raises_names_the_example() -> None:
-    """An exception of the metric comes out as a MetricError with the example, and the exception as its cause."""
+    """A metric's exception becomes a MetricError with the example, and is its cause."""
 
     def fails(candidate: str, references: Sequence[str]) -> float:
         raise KeyError("no such word")
@@ -205,7 +205,7 @@ def test_metric_that_raises_names_the_example() -> None:
     "raised", [SystemExit(0), SystemExit(None), GeneratorExit(), StopIteration(), BaseException("odd")], ids=repr
 )
 def test_a_metric_cannot_end_the_run(raised: BaseException) -> None:
-    """Whatever leaves a metric, also while its value is made a number, is a MetricError with the example."""
+    """Every exception of a metric, also from converting its value, becomes a MetricError with the example."""
 
     def fails(candidate: str, references: Sequence[str]) -> float:
         raise raised
@@ -219,7 +219,7 @@ def test_a_metric_cannot_end_the_run(raised: BaseException) -> None:
 
 
 def test_what_a_function_of_the_user_is_called_is_its_own_matter() -> None:
-    """Only metrics of a class that counts what it clips are asked for that: a function may have any attribute."""
+    """Only metrics of a class that counts clipped scores are asked for counts; a function may have any attribute."""
     metric = _returning(0.5)
     metric.take_clipped = "often"  # type: ignore[attr-defined]
     assert take_clipped(metric) == 0
@@ -231,7 +231,7 @@ def test_metric_error_is_a_value_error() -> None:
 
 
 def test_arguments_reach_the_metric() -> None:
-    """The candidate and the references are handed on as they are."""
+    """The candidate and the references are passed on unchanged."""
     seen = []
 
     def metric(candidate: str, references: Sequence[str]) -> float:
@@ -256,13 +256,13 @@ def test_import_is_light() -> None:
 
 
 def test_the_check_sees_rouge_score() -> None:
-    """The twin: the first pair of different texts does load it."""
+    """The first pair of different texts does load it (the twin)."""
     code = "from calm_beam.metrics.rouge_l import rouge_l; rouge_l('a', ['b'])"
     assert {"rouge_score", "nltk"} <= _loaded_after(code)
 
 
 def test_other_packages_wait_for_their_metric() -> None:
-    """The others come with the first pair of different texts, too."""
+    """Other packages are loaded with the first pair of different texts, too."""
     code = (
         "import calm_beam.metrics.registry as r; [r.get_metric(name)('a', ['b']) for name in ('chrf', 'edit_distance')]"
     )
@@ -271,7 +271,7 @@ def test_other_packages_wait_for_their_metric() -> None:
 
 @pytest.mark.usefixtures("_own_modules")
 def test_the_file_of_an_own_metric_is_its_version(tmp_path: pathlib.Path) -> None:
-    """Another file under the same name is refused; ours have versions of packages, and modules without a file none."""
+    """Another file under the same name is refused; our metrics have package versions, modules without a file none."""
     software = source_digests(["own_scores:half", "token_f1", "builtins:len"])
     assert software.keys() == {"own_scores:half"}
     check_source("own_scores:half", software)

@@ -34,7 +34,7 @@ def test_agrees_with_brute_force(ours: list[str], theirs: list[str]) -> None:
 
 @given(ours=_WORDS, theirs=_WORDS)
 def test_is_symmetric(ours: list[str], theirs: list[str]) -> None:
-    """Precision and recall trade places with the texts, so their F-measure stays."""
+    """Exchanging the texts exchanges precision and recall, so their F-measure is unchanged."""
     one, two = " ".join(ours), " ".join(theirs)
     assert rouge_l(one, [two]) == pytest.approx(rouge_l(two, [one]), rel=1e-12)
 
@@ -46,7 +46,7 @@ def test_known_value() -> None:
 
 
 def test_case_and_punctuation_do_not_count() -> None:
-    """The default tokeniser lowercases and drops whatever is not in [a-z0-9]."""
+    """The default tokeniser lowercases and drops all characters but [a-z0-9]."""
     assert rouge_l("The cat -- sat!", ["the CAT sat"]) == 1.0
 
 
@@ -57,12 +57,12 @@ def test_default_tokeniser_breaks_accents() -> None:
 
 @pytest.mark.parametrize(("candidate", "reference"), [("...", "!"), ("", "..."), ("日本", "中国"), ("...", "word")])
 def test_different_texts_without_tokens_score_zero(candidate: str, reference: str) -> None:
-    """Where a text has no token there is nothing to agree on, unless the texts are identical."""
+    """Different texts of which one has no token score 0."""
     assert rouge_l(candidate, [reference]) == 0.0
 
 
 def test_rouge_score_itself_gives_zero_to_identical_texts_without_tokens() -> None:
-    """The reason for our exception: the package charges a text a loss against itself."""
+    """The package gives identical texts without tokens 0, which is the reason for our exception."""
     from rouge_score import rouge_scorer
 
     assert rouge_scorer.RougeScorer(["rougeL"]).score("...", "...")["rougeL"].fmeasure == 0
@@ -80,7 +80,7 @@ def test_shortcut_agrees_with_the_scorer() -> None:
 
 
 def test_tokenizer_argument_is_used() -> None:
-    """A tokeniser that is passed in decides what the tokens are."""
+    """A given tokeniser decides what the tokens are."""
 
     class Letters:
         def tokenize(self, text: str) -> list[str]:

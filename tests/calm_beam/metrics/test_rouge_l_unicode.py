@@ -72,7 +72,7 @@ def test_agrees_with_brute_force(ours: list[str], theirs: list[str]) -> None:
 
 
 def test_accents_count() -> None:
-    """Words that differ in an accent alone differ, unlike under `rouge_l`; the same accent encoded otherwise agrees."""
+    """Words that differ only in an accent differ, unlike under `rouge_l`; the same accent encoded otherwise agrees."""
     assert rouge_l_unicode("pâte", ["pête"]) == 0.0
     assert rouge_l("pâte", ["pête"]) == 1.0
     assert rouge_l_unicode("e\u0301te\u0301", ["\u00e9t\u00e9"]) == 1.0
@@ -86,5 +86,5 @@ def test_plain_english_scores_as_usual() -> None:
 
 @pytest.mark.parametrize(("candidate", "reference"), [("...", "!"), ("", "?"), ("...", "mot")])
 def test_different_texts_without_tokens_score_zero(candidate: str, reference: str) -> None:
-    """Where a text has no token there is nothing to agree on, unless the texts are identical."""
+    """Different texts of which one has no token score 0."""
     assert rouge_l_unicode(candidate, [reference]) == 0.0

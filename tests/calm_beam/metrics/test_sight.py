@@ -1,4 +1,4 @@
-"""Tests of what metrics see, and of the rule for texts of which they see nothing."""
+"""Texts that metrics see, and the rule for texts of which they see nothing."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -29,7 +29,7 @@ _UNSEEN = [
 
 @pytest.mark.parametrize(("name", "one", "other"), _UNSEEN)
 def test_different_texts_without_tokens_score_zero(name: str, one: str, other: str) -> None:
-    """Of two texts that differ a metric that sees neither cannot say how alike they are: 0, whichever comes first."""
+    """Two different texts of which a metric sees neither score 0, in either order."""
     metric = METRICS[name]
     assert not metric.sight.sees(one)
     assert not metric.sight.sees(other)
@@ -44,7 +44,7 @@ def test_different_texts_without_tokens_score_zero(name: str, one: str, other: s
 
 @pytest.mark.parametrize("name", METRICS)
 def test_texts_that_are_equal_when_stripped_score_one(name: str) -> None:
-    """Texts that differ in white space around them alone are equal, seen or not."""
+    """Texts that differ only in surrounding white space are equal, seen or not."""
     metric = METRICS[name]
     for text in ("...", "the", "кот", "\n"):
         assert metric(text, [text]) == 1
@@ -57,7 +57,7 @@ def test_texts_that_are_equal_when_stripped_score_one(name: str) -> None:
 @given(one=st.text(alphabet="aA.,<\n кé5-", max_size=6), other=st.text(alphabet="aA.,<\n кé5-", max_size=6))
 @example(one="the", other=".")
 def test_the_rule_holds_for_every_metric(name: str, one: str, other: str) -> None:
-    """Where neither text is seen, the score is 1 for equal texts and else 0, and the same from either side."""
+    """If neither text is seen, the score is 1 for equal texts and else 0, in either order."""
     metric = METRICS[name]
     if not metric.sight.sees(one) and not metric.sight.sees(other):
         expected = float(one.strip() == other.strip())
@@ -69,7 +69,7 @@ def test_the_rule_holds_for_every_metric(name: str, one: str, other: str) -> Non
 
 
 def test_seen_texts_are_left_to_the_metric() -> None:
-    """The rule decides about unseen texts alone, and a score by another reference still counts."""
+    """The rule applies to unseen texts alone, and a score by another reference still counts."""
     words = Sight(tokens=str.split)
     assert best_over_references(lambda one, other: 0.25, "one", references=["other"], sight=words) == 0.25
     assert best_over_references(lambda one, other: 0.25, "", references=["other"], sight=words) == 0.25
@@ -93,17 +93,17 @@ def test_seen_texts_are_left_to_the_metric() -> None:
     ],
 )
 def test_letters_that_tokenisers_drop(text: str, dropped_by: set[str]) -> None:
-    """A tokeniser is known by its letters: `rouge_l` drops those that are not a-z; articles are left out on purpose."""
+    """`rouge_l` drops letters that are not a-z; dropped articles do not count, since they are left out on purpose."""
     assert {name for name, metric in METRICS.items() if metric.sight.drops_letters(text)} == dropped_by
 
 
 def test_half_of_the_letters_is_not_most() -> None:
-    """Of four letters two may go, and of five three may not."""
+    """Two of four letters may be dropped; three of five may not."""
     assert not METRICS["rouge_l"].sight.drops_letters("ab же")
     assert METRICS["rouge_l"].sight.drops_letters("ab жеф")
 
 
 def test_metrics_of_a_user_say_nothing() -> None:
-    """A function of the user's own does not say how it sees a text, so that nothing is counted."""
+    """A user's function does not say how it sees a text, so nothing is counted."""
     assert sight_of(lambda candidate, references: 1.0) is None
     assert all(sight_of(metric) is metric.sight for metric in METRICS.values())

@@ -1,4 +1,4 @@
-"""Tests of the normalisation of answers, against the one of SQuAD's official script, written out here."""
+"""The normalisation of answers, against that of SQuAD's official script, written out here."""
 
 import re
 import string
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from calm_beam.metrics.exact_match import exact_match, normalize_squad_text
 from calm_beam.metrics.token_f1 import token_f1
 
-# Marks between which and words there is no number and no formula.
+# Marks that, between words, belong to no number or formula.
 _MARKS_OF_WORDS = "".join(mark for mark in string.punctuation if mark not in "+*^=<>")
 _WORDS = st.sampled_from(["an", "the", "The", "cat", "Été", "über", "anthem", "кот", "日本", "was", "of"])
 
 
 def _official(text: str) -> str:
-    """Returns what the official script makes of an answer: lower case, no punctuation, no articles, single spaces."""
+    """Returns an answer normalised by the official script: lower case, no punctuation, no articles, single spaces."""
     bare = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
@@ -48,7 +48,7 @@ def _official(text: str) -> str:
     ],
 )
 def test_is_that_of_squad(text: str, normalized: str) -> None:
-    """Case, ASCII punctuation, whole-word English articles and extra spaces go; all else stays, as in the script."""
+    """As in the script, case, ASCII punctuation, whole English articles and extra spaces are removed, and no more."""
     assert normalize_squad_text(text) == normalized == _official(text)
 
 
@@ -82,7 +82,7 @@ def test_is_that_of_squad(text: str, normalized: str) -> None:
     ],
 )
 def test_numbers_keep_signs_and_points(text: str, normalized: str) -> None:
-    """Numbers and formulas keep what makes them others; the official script drops it."""
+    """Numbers and formulas keep their signs and points, which the official script drops."""
     assert normalize_squad_text(text) == normalized != _official(text)
     assert _official(normalized) == _official(text)
 
@@ -97,7 +97,7 @@ def test_numbers_keep_signs_and_points(text: str, normalized: str) -> None:
     ],
 )
 def test_other_numbers_are_other_answers(one: str, other: str) -> None:
-    """Numbers and formulas that differ are neither an exact match, nor the same words."""
+    """Different numbers and formulas are neither an exact match, nor the same words."""
     for ours, theirs in ((one, other), (other, one)):
         assert exact_match(ours, [theirs]) == 0
         assert token_f1(ours, [theirs]) < 1
@@ -112,13 +112,13 @@ def test_other_numbers_are_other_answers(one: str, other: str) -> None:
     ],
 )
 def test_other_ways_to_write_a_number_are_the_same_answer(one: str, other: str) -> None:
-    """What SQuAD sets aside is still set aside: commas of thousands, full stops, currencies and per cent."""
+    """As in SQuAD, commas of thousands, full stops, currencies and per cent are removed."""
     assert exact_match(one, [other]) == token_f1(one, [other]) == 1
 
 
 @given(words=st.lists(_WORDS | st.sampled_from([*_MARKS_OF_WORDS, *string.whitespace, "«", "–"])), data=st.data())
 def test_words_are_normalised_as_by_the_script(words: list[str], data: st.DataObject) -> None:
-    """Without digits, operators and letters that stand alone, the two normalisations agree."""
+    """Without digits, operators and single letters, the two normalisations agree."""
     glue = data.draw(st.sampled_from([" ", "\n", ", "]))
     text = glue.join(words)
     assert normalize_squad_text(text) == _official(text)
@@ -126,7 +126,7 @@ def test_words_are_normalised_as_by_the_script(words: list[str], data: st.DataOb
 
 @given(text=st.text(alphabet=string.printable + "éαβ日€«"))
 def test_nothing_is_dropped_that_the_script_keeps(text: str) -> None:
-    """The script makes the same of a text, and of what is made of it here: the two differ in kept marks alone."""
+    """The script gives the same for a text and for our normalised text: the two differ in kept marks alone."""
     normalized = normalize_squad_text(text)
     assert _official(normalized) == _official(text)
     assert normalized == normalized.lower() == " ".join(normalized.split())
@@ -134,6 +134,6 @@ def test_nothing_is_dropped_that_the_script_keeps(text: str) -> None:
 
 @given(one=st.integers(-999, 999), other=st.integers(-999, 999), places=st.integers(0, 2))
 def test_numbers_match_exactly_if_they_are_equal(one: int, other: int, places: int) -> None:
-    """Two decimals of as many places are the same answer if and only if they are the same number."""
+    """Two decimals with equally many places are the same answer if and only if they are the same number."""
     ours, theirs = (f"{number / 10**places:.{places}f}" for number in (one, other))
     assert exact_match(f"about {ours}.", [f"About {theirs}"]) == float(one == other)

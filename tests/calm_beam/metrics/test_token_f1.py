@@ -25,7 +25,7 @@ _WORDS = st.lists(st.sampled_from(["red", "green", "blue"]), min_size=1, max_siz
     ],
 )
 def test_pairs(candidate: str, reference: str, expected: float) -> None:
-    """Words count with multiplicity and without order; texts without words agree if they are equal."""
+    """Words count with multiplicity and in any order; texts that have no words match if they are equal."""
     assert token_f1(candidate, [reference]) == expected
 
 

@@ -1,4 +1,4 @@
-"""What both architectures predict with."""
+"""The prediction heads of both architectures."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def test_one_logit_through_a_sigmoid_two_through_a_softmax() -> None:
 
 @pytest.mark.parametrize("precision", [FLOAT32, Precision(dtype="bfloat16")], ids=str)
 def test_logits_are_float32_whichever_way_the_weights_lie(precision: Precision) -> None:
-    """Sums of products in bfloat16 are not rounded to it."""
+    """Logits are float32 for either orientation of the weights: sums of bfloat16 products are not rounded."""
     inputs, weights = (
         jnp.asarray(np.random.default_rng(seed).normal(size=shape), precision.dtype)
         for seed, shape in ((0, (3, 8)), (1, (8, 11)))

@@ -1,4 +1,4 @@
-"""Rows that pass decoder layers by."""
+"""Rows that skip decoder layers."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ _TAUGHT = Taught(
 
 
 def test_deeper_layers_are_passed_by_more_often() -> None:
-    """Never the first, and the last as often as asked; the growth is that of powers of 2."""
+    """The first layer is never skipped, the last at the given rate, which grows in powers of 2."""
     rates = layer_dropout_rates(9, 0.4)
     assert (rates[0], rates[-1]) == (0, pytest.approx(0.4))
     assert rates[4] == pytest.approx(0.4 * (2**0.5 - 1))
@@ -38,7 +38,7 @@ def test_deeper_layers_are_passed_by_more_often() -> None:
 
 
 def test_whole_rows_pass_by() -> None:
-    """At about the rate; those that do come out as they went in."""
+    """Whole rows skip at about the rate, and leave as they entered."""
     before, after = jnp.zeros((4000, 2, 3)), jnp.ones((4000, 2, 3))
     out = np.asarray(passed_by(before, after, rate=0.25, key=jax.random.key(0)))
     assert set(np.unique(out.reshape(4000, -1).mean(axis=1))) == {0, 1}
@@ -48,7 +48,7 @@ def test_whole_rows_pass_by() -> None:
 
 @pytest.mark.parametrize("name", _CHECKPOINTS)
 def test_states_of_rows_that_pass_layers_by(name: str) -> None:
-    """Where a row passes a layer by, its state is that of the layer below; without dropout nobody does."""
+    """A row that skips a layer has the state of the layer below; without dropout none skips."""
     config = _CHECKPOINTS[name].config
     network = architecture_of(config).network(config, precision=FLOAT32, layer_dropout=0.5)
     apply = jax.jit(_applied(network, _CHECKPOINTS[name]), static_argnames="deterministic")

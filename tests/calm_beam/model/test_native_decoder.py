@@ -1,4 +1,4 @@
-"""Decoder layers and whole steps by native code, against the same by XLA and row by row."""
+"""Decoder layers and whole steps in native code, against XLA and against one row at a time."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ _KINDS: dict[str, T5Config | LlamaConfig] = {
     "t5": build_config(),
     "original t5": build_config(gated_mlp=False, activation="relu", tied_head=True, relative_bias_per_layer=True),
     "odd t5": build_config(emb_dim=20, num_heads=3, head_dim=5, mlp_dim=70, activation="silu", vocab_size=77),
-    # Whose weights threads share by their columns.
+    # Large enough for threads to share its weights by columns.
     "wide t5": build_config(emb_dim=256, num_heads=4, head_dim=64, mlp_dim=512),
     "llama": build_llama_config(),
     "mistral": build_llama_config(sliding_window=7, windowed_layers=(0, 1)),
@@ -161,7 +161,7 @@ def _stack(case: _Case, states: np.ndarray, stores: Sequence[Any], *, layers: Se
 
 
 def _by_native_code(case: _Case, rows: Any = slice(None)) -> list[np.ndarray]:
-    """Returns the outputs of rows of a layer, and the keys and values that it keeps of them."""
+    """Returns the outputs of rows of a layer, and their keys and values."""
     states, (keys, values) = case.states.copy(), [store.copy() for store in case.stores]
     by_row = {name: of_all[rows] for name, of_all in case.by_row.items()}
     stack = _stack(case, states[_LAYER - 1 :], [(keys, values)], layers=[_LAYER])
@@ -170,7 +170,7 @@ def _by_native_code(case: _Case, rows: Any = slice(None)) -> list[np.ndarray]:
 
 
 def _by_xla(case: _Case) -> list[np.ndarray]:
-    """Returns the same of all rows."""
+    """Returns the same for all rows."""
     by_row = {name: values.astype(np.int32) for name, values in case.by_row.items()}
     behind = source_positions(_SOURCE) - _SOURCE
     mask = np.pad(case.mask, ((0, 0), (0, behind)))
@@ -200,7 +200,7 @@ def _by_xla(case: _Case) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_a_layer_is_xlas(kind: str) -> None:
-    """Whatever the architecture; what no row sees may be anything."""
+    """For every architecture a layer gives XLA's results; values that no row attends to may be anything."""
     case = _case(kind)
     for found, expected in zip(_by_native_code(case), _by_xla(case), strict=True):
         assert np.isfinite(expected).all()
@@ -210,7 +210,7 @@ def test_a_layer_is_xlas(kind: str) -> None:
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("rows", [0, 1, 7, _ROWS])
 def test_layers_one_after_the_other_are_those_layers_in_one_call(kind: str, rows: int) -> None:
-    """To the bit, outputs of all of them and what they keep, whether threads share rows or columns."""
+    """Several layers in one call give the bits of single calls, whether threads share rows or columns."""
     case = _case(kind)
     layers = range(case.model.config.num_decoder_layers)
     found = []
@@ -228,7 +228,7 @@ def test_layers_one_after_the_other_are_those_layers_in_one_call(kind: str, rows
 
 
 class _Made(NamedTuple):
-    """What a step makes of rows, each of shape (rows,)."""
+    """The results of a step for rows, each of shape (rows,)."""
 
     tokens: np.ndarray
     exit_layers: np.ndarray
@@ -243,7 +243,7 @@ class _Made(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What a step is told of rows, and the heads that it asks."""
+    """The input of a step: rows, and the heads that it calls."""
 
     heads: list[library.Head | None]
     measure: library.Measure
@@ -264,7 +264,7 @@ def _measure(case: _Case, name: str, *, vocab_size: int) -> library.Measure:
 
 
 def _step_of(case: _Case, measure: str, *, has_known: bool) -> _Step:
-    """Returns a step that may not be left at layer 2; a row in four is of the full model, and some leave anywhere."""
+    """Returns a step without an exit at layer 2; a row in four is of the full model, and some exit anywhere."""
     generator, depth = np.random.default_rng(1), case.model.config.num_decoder_layers
     width, vocab_size = case.model.config.emb_dim, 500
     heads = [
@@ -282,7 +282,7 @@ def _step_of(case: _Case, measure: str, *, has_known: bool) -> _Step:
 def _row_by_row(
     case: _Case, step: _Step, stack: library.Stack, states: np.ndarray, rows: int, *, is_of_logits: bool
 ) -> tuple[_Made, int]:
-    """Returns what a step makes of rows, each taken through one layer after the other alone, and how often it asks."""
+    """Returns the results of a step with each row run alone through single layers, and its number of head calls."""
     made, asked, depth = _Made.none(), 0, len(step.heads)
     for branch, node in zip(*(case.by_row[name][:rows] for name in ("branches", "nodes")), strict=True):
         branches, nodes = np.array([branch]), np.array([node])
@@ -320,7 +320,7 @@ def _row_by_row(
 def test_a_whole_step_is_its_layers_and_heads(
     kind: str, measure: str, rows: int, has_known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit, what is decided of all rows and what layers keep of them; and nothing is asked or written beside."""
+    """A whole step gives the bits of its layers and heads, and neither calls nor writes more."""
     monkeypatch.setattr(library, "threads", lambda: 3)
     case = _case(kind)
     step = _step_of(case, measure, has_known=has_known)
@@ -349,7 +349,7 @@ def test_a_whole_step_is_its_layers_and_heads(
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 @pytest.mark.parametrize("scale", [100.0, 1e6])
 def test_large_logits(kind: str, scale: float) -> None:
-    """Exponentials of any logits are taken of what is below the largest."""
+    """For any logits, exponentials are taken of differences to the largest."""
     case = _case(kind, scale_of_queries=scale)
     for found, expected in zip(_by_native_code(case), _by_xla(case), strict=True):
         assert np.isfinite(expected).all()
@@ -358,14 +358,14 @@ def test_large_logits(kind: str, scale: float) -> None:
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_enormous_logits(kind: str) -> None:
-    """Of logits beyond those that XLA's masks hide, the largest still counts for all."""
+    """Among logits beyond those that XLA's masks hide, the largest still gets all the weight."""
     for found in _by_native_code(_case(kind, scale_of_queries=1e20)):
         assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize("kind", ["t5", "odd t5", "wide t5", "llama", "wide llama"])
 def test_a_row_has_its_bits_in_any_company(kind: str) -> None:
-    """What becomes of a row does not depend on others, nor on whether threads share rows or columns."""
+    """A row gives the same bits in any batch, whether threads share rows or columns."""
     case = _case(kind)
     many = _by_native_code(case)
     for rows in (slice(0, 1), slice(5, 9), slice(20, 33), slice(10, 77)):
@@ -376,7 +376,7 @@ def test_a_row_has_its_bits_in_any_company(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_what_is_no_number_is_not_hidden(kind: str, broken: float) -> None:
-    """A state that is not finite leaves an output that is not, and touches no other row."""
+    """A state that is not finite gives such an output, and changes no other row."""
     case = _case(kind)
     states = case.states.copy()
     states[_LAYER - 1, case.by_row["below"][7], 3] = broken
@@ -385,7 +385,7 @@ def test_what_is_no_number_is_not_hidden(kind: str, broken: float) -> None:
     assert np.flatnonzero(~is_finite).tolist() == [7]
     expected = _by_native_code(case)
     np.testing.assert_array_equal(found[0][is_finite], expected[0][is_finite])
-    # In a key or value that a row sees, too.
+    # In a key or value that a row attends to, too.
     seen = case.stores[1].copy()
     node = case.paths[case.by_row["branches"][7], max(0, case.by_row["steps"][7] - 1)]
     assert node < _ROWS, "of another token than the row's own"
@@ -439,7 +439,7 @@ def _several_at_once(run: Callable[[], Sequence[np.ndarray]], expected: Sequence
 
 @pytest.mark.parametrize("kind", ["t5", "wide t5"])
 def test_calls_at_the_same_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several threads may call at once, each with as many helpers as there are cores, or more."""
+    """Several threads may call at once, each with as many helpers as cores, or more."""
     monkeypatch.setattr(library, "threads", lambda: 4)
     case = _case(kind)
     for rows in (slice(0, 10), slice(None)):
@@ -450,7 +450,7 @@ def test_calls_at_the_same_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The helpers of a process do not live on in its child, which gets others."""
+    """A forked process starts its own helper threads, since those of its parent do not exist there."""
     monkeypatch.setattr(library, "threads", lambda: 2)
     case = _case("t5")
     expected = _by_native_code(case)
@@ -462,7 +462,7 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_it_is_for() -> None:
-    """float32 on one device; else it is said why not."""
+    """Native code takes float32 on one device; else it gives the reason."""
     config = build_config()
     assert native_decoder.why_not_for(config, FLOAT32, devices=1) is None
     reason = native_decoder.why_not_for(config, Precision(dtype="bfloat16"), devices=1)
@@ -472,7 +472,7 @@ def test_what_it_is_for() -> None:
 
 
 def test_what_packed_weights_take() -> None:
-    """As many bytes as the kernels of the layers have, and the head where it is exact."""
+    """Packed weights have the bytes of the layers' kernels, and of an exact head."""
     config = build_config()
     shapes = parameter_shapes(config)
     layers = native_decoder.packed_bytes(config, shapes, has_exact_heads=False)
@@ -482,7 +482,7 @@ def test_what_packed_weights_take() -> None:
 
 
 def test_embeddings_and_turns() -> None:
-    """They are XLA's, to a rounding."""
+    """Embeddings and rotations are XLA's, up to a rounding."""
     for kind in ("t5", "llama", "gemma", "granite"):
         case = _case(kind)
         tokens = np.array([3, 1, 7], np.int32)

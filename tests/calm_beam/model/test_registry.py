@@ -1,4 +1,4 @@
-"""What every architecture owes the decoders."""
+"""The contract of every architecture with the decoders."""
 
 import dataclasses
 
@@ -20,13 +20,13 @@ _CONFIGS: tuple[ModelConfig, ...] = (
 
 
 def test_every_architecture_is_tested() -> None:
-    """The configs of this module are of all kinds."""
+    """The configs of this module cover every architecture."""
     assert {type(config) for config in _CONFIGS} == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize("config", _CONFIGS, ids=lambda config: type(config).__name__)
 def test_weights_of_the_named_shapes_are_all_that_a_network_takes(config: ModelConfig) -> None:
-    """Embedding, prefill, keys and values, head and its weights have the shapes that decoders count on."""
+    """Embedding, prefill, keys and values, head and its weights have the shapes that decoders rely on."""
     import flax.traverse_util
 
     tree = flax.traverse_util.unflatten_dict(
@@ -45,7 +45,7 @@ def test_weights_of_the_named_shapes_are_all_that_a_network_takes(config: ModelC
 
 
 def test_first_inputs() -> None:
-    """T5 begins with its start token, whatever the prompt; a decoder-only model goes on from the last token."""
+    """T5 begins with its start token for any prompt; a decoder-only model continues from the last token."""
     config, llama = build_config(), build_llama_config()
     assert architecture_of(config).first_input(config, [9, 8, 1]) == 0
     other = dataclasses.replace(config, start_id=7)
@@ -54,7 +54,7 @@ def test_first_inputs() -> None:
 
 
 def test_positions_that_a_model_does_not_have_are_refused() -> None:
-    """Prompt and output together; the message says what to lower."""
+    """A prompt and output beyond the model's positions are refused with what to lower."""
     config = build_llama_config(max_positions=64)
     architecture_of(config).check_positions(config, source=54, steps=10)
     with pytest.raises(ValueError, match=r"has 64 positions, but .* 55 tokens and outputs of up to 10 need 65\. Lower"):

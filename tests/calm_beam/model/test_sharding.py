@@ -1,4 +1,4 @@
-"""How a model is divided among devices."""
+"""The division of a model among devices."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_every_kernel_is_divided_and_nothing_else(parts: int) -> None:
 
 
 def test_two_layers_meet_where_they_are_divided() -> None:
-    """What one kernel leaves divided, the next takes divided: nothing is exchanged between them."""
+    """The output that one kernel leaves divided is the next one's input: nothing is exchanged between them."""
     division = Division.of(_CONFIG, 2)
     for first, second in (("attention/value", "attention/out"), ("mlp/wi_0", "mlp/wo"), ("mlp/wi_1", "mlp/wo")):
         layer = "encoder/layers_0"
@@ -51,13 +51,13 @@ def test_two_layers_meet_where_they_are_divided() -> None:
     ],
 )
 def test_what_cannot_be_divided_is_refused(changes: dict[str, int], parts: int, message: str) -> None:
-    """Heads and feed-forward widths that cannot be shared evenly are named with their number."""
+    """Heads and feed-forward widths that cannot be divided evenly are named with their number."""
     with pytest.raises(UsageError, match=message):
         Division.of(build_config(**{"num_heads": 4, **changes}), parts)
 
 
 def test_a_vocabulary_that_cannot_be_divided_stays_whole() -> None:
-    """It is on every device, and that is said."""
+    """A vocabulary that cannot be divided is on every device, with a message."""
     division = Division.of(build_config(num_heads=4, vocab_size=63), 2)
     assert division.axis("token_embedder/embedding", 2) is None
     assert division.axis("decoder/logits_dense/kernel", 2) is None
@@ -66,7 +66,7 @@ def test_a_vocabulary_that_cannot_be_divided_stays_whole() -> None:
 
 
 def test_heads_that_queries_share() -> None:
-    """A Llama's keys and values are divided by their own heads, or are whole where these are too few."""
+    """A Llama's keys and values are divided by their own heads, or kept whole if these are too few."""
     config = build_llama_config(mlp_dim=8, attention_bias=True)
     two, four = Division.of(config, 2), Division.of(config, 4)
     for name, shape in llama_shapes(config).items():

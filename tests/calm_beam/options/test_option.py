@@ -1,4 +1,4 @@
-"""Options: declared once, checked where they are made, and called as the caller calls them."""
+"""Options are declared once, checked when they are made, and named as the caller names them."""
 
 import dataclasses
 import pathlib
@@ -39,7 +39,7 @@ class _Order(_Coffee):
 
 
 def test_a_group_knows_its_own_options_and_all() -> None:
-    """What is inherited is an option too, and stands with the group that declares it."""
+    """A group's options include inherited ones, which are listed with the group that declares them."""
     assert [name for name, _ in options_of(_Order)] == ["size", "milk", "syrup"]
     assert [name for name, _ in own_options_of(_Order)] == ["syrup"]
     assert default_of(_Order, "size") == 2
@@ -68,7 +68,7 @@ def test_values_are_checked_when_a_request_is_made(given: dict[str, Any], messag
 
 
 def test_a_partner_may_be_a_value() -> None:
-    """A limit of failures belongs to counting them, and to nothing else."""
+    """A limit of failures needs the option that counts them, and no other."""
     assert Failures(on_error="worst_case", max_failures=3).max_failures == 3
     with pytest.raises(OptionError, match="--max_failures belongs to --on_error=worst_case, which is missing"):
         Failures(max_failures=3)
@@ -89,13 +89,13 @@ def test_a_partner_may_be_a_value() -> None:
     ],
 )
 def test_texts_and_values_are_kept_alike(kind: Kind, text: str, value: object, kept: object) -> None:
-    """What the command line reads of a text is what is kept of a value of Python's."""
+    """A text from the command line and a value from Python are stored alike."""
     assert kind(text) == kept
     assert kind.taken(value) == kept
 
 
 def test_a_path_of_pythons_is_one() -> None:
-    """A text that Python passes is one path, commas or not; the command line divides at commas."""
+    """A text from Python is one path, with commas or not; the command line splits at commas."""
     assert DataSource(data="no/a,b").data == ("no/a,b",)
 
 
@@ -114,13 +114,13 @@ def test_a_path_of_pythons_is_one() -> None:
     ],
 )
 def test_groups_check_what_concerns_them_alone(make: Any, message: str) -> None:
-    """Whoever makes a group is told what is wrong in it."""
+    """A group checks itself when it is made, and names its errors."""
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         make()
 
 
 def test_what_groups_come_to() -> None:
-    """Data of SeqIO have a name; a precision is a value of its own."""
+    """SeqIO data have a name, and a precision is a value of its own."""
     assert DataSource(seqio_task="task").patterns == (seqio_name("task", "validation"),)
     assert DataSource(seqio_task="task", seqio_module=["m"]).reading(group_key="g").seqio_modules == ("m",)
     assert DataSource().patterns is None
@@ -142,7 +142,7 @@ def test_messages_call_options_as_python_does(flags: str, arguments: str) -> Non
 
 
 def test_numbers_may_be_chosen_among() -> None:
-    """A choice need not be a text."""
+    """Choices may be numbers."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Cups(Options):
@@ -154,7 +154,7 @@ def test_numbers_may_be_chosen_among() -> None:
 
 
 def test_a_decoder_is_told_all_of_one_group() -> None:
-    """Five options, of whatever else they are a part."""
+    """A decoder gets all five options of one group, of whatever else they are a part."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Task(Decoding, Failures):

@@ -6,7 +6,7 @@ from calm_beam.outputs.timing import Lap, ShardTiming
 
 
 def build_timing(**changes: Any) -> ShardTiming:
-    """Returns what a shard of ten examples took, with some fields changed."""
+    """Returns the timing of a shard of ten examples, with some fields changed."""
     fields: dict[str, Any] = {
         "shard": 0,
         "digest": "sha256:1",

@@ -1,4 +1,4 @@
-"""A folder of answers is begun, gone on with or cleared, and nothing of others is touched."""
+"""A folder of answers is begun, resumed or cleared, and foreign files are not touched."""
 
 import dataclasses
 import pathlib
@@ -20,7 +20,7 @@ def _begin(folder: pathlib.Path, job: AnswerJob, *, resume: bool = False, overwr
 
 
 def test_a_job_reads_back(tmp_path: pathlib.Path) -> None:
-    """What was asked is read as it was written, and differences are told by name."""
+    """A written job reads back unchanged, and differences are named."""
     job = build_answer_assignment(tmp_path, probe=Probe(share=0.25, salt="s")).job
     job.write(str(tmp_path))
     assert AnswerJob.read(str(tmp_path)) == job
@@ -33,7 +33,7 @@ def test_a_job_reads_back(tmp_path: pathlib.Path) -> None:
 
 
 def test_answers_are_gone_on_with(tmp_path: pathlib.Path) -> None:
-    """Finished shards stay with --resume, and only with it; what a killed process was writing goes."""
+    """Finished shards are kept with --resume, and only with it; partial files of a killed process are removed."""
     folder = tmp_path / "answers"
     assignment = build_answer_assignment(folder)
     assert _begin(folder, assignment.job) == []
@@ -55,7 +55,7 @@ def test_answers_are_gone_on_with(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_is_finished_is_not_begun_anew_by_accident(tmp_path: pathlib.Path) -> None:
-    """Complete answers are refused too; --overwrite takes all of them away, and nothing else."""
+    """Complete answers are refused too; --overwrite removes all of them, and nothing else."""
     assignment = build_answer_assignment(tmp_path, output_format="jsonl")
     _begin(tmp_path, assignment.job)
     finish(assignment, [write_shard(assignment, 0, ids=["a"], failed=["b"])], examples=2)
@@ -76,7 +76,7 @@ def test_what_is_finished_is_not_begun_anew_by_accident(tmp_path: pathlib.Path) 
 
 @pytest.mark.parametrize("name", ["manifest.json", "failures.jsonl", "losses.jsonl", "answers-00000-of-00001.parquet"])
 def test_a_folder_of_others_is_left_alone(tmp_path: pathlib.Path, name: str) -> None:
-    """Where files of such names are and no generate.json, nothing is written or removed, whatever flags say."""
+    """A folder with files of such names and without generate.json is never changed, whatever the flags."""
     (tmp_path / name).write_text("of somebody")
     job = build_answer_assignment(tmp_path).job
     for resume, overwrite in ((False, False), (True, False), (False, True)):
@@ -86,7 +86,7 @@ def test_a_folder_of_others_is_left_alone(tmp_path: pathlib.Path, name: str) -> 
 
 
 def test_workers_check_the_folder(tmp_path: pathlib.Path) -> None:
-    """A worker that does not see the folder refuses, as it does for one of another job or with shards of other data."""
+    """A worker refuses a folder that it does not see, one of another job, and one with shards of other data."""
     assignment = build_answer_assignment(tmp_path)
     with pytest.raises(OutputsError, match=r"workers find no generate\.json there"):
         check_folder(assignment, [0])
@@ -103,7 +103,7 @@ def test_workers_check_the_folder(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_failure_leaves_what_can_be_gone_on_with(tmp_path: pathlib.Path) -> None:
-    """Finished shards are told; without any, nothing stays once the run is over."""
+    """After a failure finished shards are reported; without any, nothing is left."""
     folder = tmp_path / "answers"
     assignment = build_answer_assignment(folder, output_format="jsonl")
     _begin(folder, assignment.job)

@@ -1,4 +1,4 @@
-"""What a worker makes of the prompts of a shard: an answer or a reason for each, whatever becomes of the others."""
+"""A worker gives each prompt of a shard an answer or a reason, independently of the others."""
 
 import dataclasses
 import pathlib
@@ -35,7 +35,7 @@ def _assignment(folder: pathlib.Path) -> AnswerAssignment:
 
 
 def _crashing(culprit: int) -> object:
-    """Returns a `decode` that crashes whenever it is given a prompt with one token id more than any other has."""
+    """Returns a `decode` that crashes for every prompt with one token id more than any other has."""
     decode = Decoder.decode
 
     def crash(decoder: Decoder, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:
@@ -47,14 +47,14 @@ def _crashing(culprit: int) -> object:
 
 
 def test_a_crash_takes_no_other_prompt_along(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those beside one that crashes the decoder are answered; it is listed with its reason, or ends the run."""
+    """Prompts in the same batch as one that crashes are answered; that one is listed, or ends the run."""
     assignment = _assignment(folder)
     loaded = load_model(assignment)
     assert isinstance(loaded, LoadedGenerator)
     examples = list(read_examples(str(folder / "rows.jsonl")))
     expected = {example.id: loaded.generator.generate(example.input or "") for example in examples}
     ids = {example.id: loaded.generator.request(example.input or "", name="x").ids for example in examples}
-    # Of the fourth prompt alone.
+    # For the fourth prompt alone.
     culprit = next(iter(set(ids["row-003"]) - {each for name in ids if name != "row-003" for each in ids[name]}))
     monkeypatch.setattr(Decoder, "decode", _crashing(culprit))
     outcomes = {outcome.example.id: outcome for (outcome,) in loaded.outcomes(examples)}
@@ -74,7 +74,7 @@ def test_a_crash_takes_no_other_prompt_along(folder: pathlib.Path, monkeypatch: 
 
 
 def test_a_model_that_changed_is_not_served(folder: pathlib.Path) -> None:
-    """A worker compares the model that it loads with the manifest, as the machine did that started the run."""
+    """A worker compares the model that it loads with the manifest, as the launching machine did."""
     assignment = _assignment(folder)
     model = dataclasses.replace(assignment.manifest.model, fingerprint="sha256:" + "0" * 64)
     changed = dataclasses.replace(assignment, manifest=dataclasses.replace(assignment.manifest, model=model))

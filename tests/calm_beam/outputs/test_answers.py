@@ -1,4 +1,4 @@
-"""A shard of answers is stored in one step, once, and says all that became of its prompts."""
+"""A shard of answers is stored atomically, once, with the result of every prompt."""
 
 import dataclasses
 import pathlib
@@ -16,7 +16,7 @@ from tests.pipelines import write_rows
 
 
 def test_what_is_stored_is_read_back(tmp_path: pathlib.Path) -> None:
-    """Rows, failures, losses and counts come back as they were, groups of no name too."""
+    """Rows, failures, losses and counts read back unchanged, also of groups without a name."""
     assignment = build_answer_assignment(tmp_path)
     answered = write_shard(
         assignment,
@@ -37,7 +37,7 @@ def test_what_is_stored_is_read_back(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_first_of_two_counts(tmp_path: pathlib.Path) -> None:
-    """A file that is there is not replaced, but by one of the same content; its bytes do not depend on the time."""
+    """An existing file is replaced only by one of the same content; its bytes do not depend on the time."""
     assignment = build_answer_assignment(tmp_path)
     answered = write_shard(assignment, 0, ids=["a"])
     path = pathlib.Path(assignment.shard_path(0))
@@ -51,7 +51,7 @@ def test_the_first_of_two_counts(tmp_path: pathlib.Path) -> None:
 
 
 def test_no_prompt_is_stored_twice_or_left_out(tmp_path: pathlib.Path) -> None:
-    """What would be a defect of ours does not get to the disk."""
+    """A shard with a doubled or missing prompt, which would be our defect, is not written."""
     assignment = build_answer_assignment(tmp_path)
     for ids, failed in ((["a", "a"], []), (["a"], ["a"])):
         with pytest.raises(AssertionError):
@@ -62,7 +62,7 @@ def test_no_prompt_is_stored_twice_or_left_out(tmp_path: pathlib.Path) -> None:
 
 
 def test_only_the_same_prompts_are_taken_over(tmp_path: pathlib.Path) -> None:
-    """A stored shard is known by its prompts, in content and group, and by the job."""
+    """A stored shard is identified by its prompts, in content and group, and by the job."""
     rows = [{"id": "a", "input": "the cat"}, {"id": "b", "input": "the owl"}]
     examples = list(read_examples(str(write_rows(tmp_path / "rows.jsonl", rows))))
     assignment = build_answer_assignment(tmp_path)
@@ -77,7 +77,7 @@ def test_only_the_same_prompts_are_taken_over(tmp_path: pathlib.Path) -> None:
 
 
 def test_damage_is_noticed(tmp_path: pathlib.Path) -> None:
-    """A flipped bit, half a file and a file of others are told by name, and what to do."""
+    """A flipped bit, half a file and a foreign file are named, with what to do."""
     assignment = build_answer_assignment(tmp_path)
     write_shard(assignment, 0, ids=[f"row-{index}" for index in range(50)])
     path = pathlib.Path(assignment.shard_path(0))

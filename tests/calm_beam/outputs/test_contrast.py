@@ -1,4 +1,4 @@
-"""A metric that tells nothing ends the run; one that tells little does not."""
+"""A constant metric ends the run; one that varies little does not."""
 
 import functools
 import random
@@ -46,7 +46,7 @@ def _distance(candidate: str, references: Sequence[str]) -> float:
 
 
 def _by_latin_letters(candidate: str, references: Sequence[str]) -> float:
-    """Exact match of what a careless metric sees of other scripts: nothing."""
+    """Returns exact match as a careless metric sees other scripts: not at all."""
     return float("".join(filter(str.isascii, candidate)) in ["".join(filter(str.isascii, text)) for text in references])
 
 
@@ -59,12 +59,12 @@ _CYRILLIC = [_example("b", ["кот"], "кот", "кот", "пёс"), _example("
 @pytest.mark.parametrize(
     ("generations", "objective", "metric", "message"),
     [
-        # The case of ids against words, by a metric that is all right.
+        # The case of ids against words, with a correct metric.
         (_IDS, _RISK, _EXACT, "gives the full model 0 on all 2 examples, its outputs compared with the references"),
         (_IDS, _RISK, _EXACT, "Example 'a': output '7 5' was compared with 'a dog'. Check the references"),
         (_WORDS, _RISK, lambda *_: 0, "gives the full model 0 on all 2 examples, its outputs compared with the ref"),
         (_WORDS, _TEXTUAL, lambda *_: 0, "gives the full model 0 on all 2 examples, its outputs compared with thems"),
-        # A distance where a likeness is asked for would certify the more, the worse outputs are.
+        # With a distance in place of a similarity, worse outputs would be certified.
         (_WORDS, _TEXTUAL, _distance, "Example 'a': output 'a dog' was compared with itself. Take another metric"),
         (_WORDS, _RISK, lambda *_: 1, "on all 2 examples every output scores as the full model's does"),
         (_WORDS, _RISK, lambda *_: 1, "Example 'a': outputs 'a dog' and 'dog', compared with 'a dog', both score 1."),
@@ -79,14 +79,14 @@ _CYRILLIC = [_example("b", ["кот"], "кот", "кот", "пёс"), _example("
         (_WORDS, _RISK, _by_references, "compared with 'a dog', both score 0.2."),
         (_CYRILLIC, _RISK, _by_latin_letters, "outputs 'пёс' and 'кот', compared with 'пёс', both score 1."),
         (_CYRILLIC, _TEXTUAL, _by_latin_letters, "outputs 'пёс' and 'кот', compared with 'пёс', both score 1."),
-        # Nothing shows that the metric works where all outputs of the full model are one.
+        # If all outputs of the full model are equal, nothing shows that the metric works.
         (_WORDS[:1], _TEXTUAL, lambda *_: 1, "Example 'b': outputs 'a cat' and 'cats', compared with 'a cat', both"),
     ],
 )
 def test_metrics_that_tell_nothing(
     generations: Sequence[Generation], objective: Objective, metric: Metric, message: str
 ) -> None:
-    """A metric that cannot see any difference on the data is refused, with one example of what it compared."""
+    """A metric that cannot see any difference on the data is refused, with one example of the compared texts."""
     with pytest.raises(MetricError, match=f'^metric "m" says nothing here: .*{re.escape(message)}'):
         _check(generations, objective, metric)
 
@@ -103,7 +103,7 @@ _WRONG = [_example(f"{i}", ["right"], f"wrong {i}", f"wrong {i}!", f"still wrong
     [
         (_WORDS, _EXACT),
         (_WORDS, METRICS["rouge_l"]),
-        # A model that never changes keeps every promise, whatever the metric.
+        # A model that never changes keeps every promise, with any metric.
         (_SAME, _EXACT),
         (_SAME, lambda *_: 1),
         (_SAME[:1], lambda *_: 0.3),
@@ -117,7 +117,7 @@ _WRONG = [_example(f"{i}", ["right"], f"wrong {i}", f"wrong {i}!", f"still wrong
     ],
 )
 def test_metrics_that_tell_something(generations: Sequence[Generation], objective: Objective, metric: Metric) -> None:
-    """A metric that could have seen a loss is taken, also where there is none."""
+    """A metric that could have seen a loss is accepted, also if there is none."""
     _check(generations, objective, metric)
 
 
@@ -127,7 +127,7 @@ def test_several_right_answers() -> None:
 
 
 def test_the_metric_is_asked_for_where_it_is_in_doubt_only() -> None:
-    """Where scores differ, no metric is looked up and nothing is scored again."""
+    """If scores differ, no metric is looked up and nothing is scored again."""
 
     def never(name: str) -> Metric:
         raise AssertionError(name)
@@ -136,14 +136,14 @@ def test_the_metric_is_asked_for_where_it_is_in_doubt_only() -> None:
 
 
 def test_every_objective_is_checked() -> None:
-    """One objective that tells nothing ends the run, whatever the others tell."""
+    """One objective with a constant metric ends the run, whatever the others are."""
     contrast = _contrast(_IDS, [_TEXTUAL, _RISK], _EXACT)
     with pytest.raises(MetricError, match="compared with the references"):
         contrast.check([_TEXTUAL, _RISK], {"m": _EXACT}.__getitem__)
 
 
 def test_long_and_strange_texts_are_shown_cut_and_escaped() -> None:
-    """What is shown of texts has one line, and an end."""
+    """Shown texts have one line and a limited length."""
     generation = _example("a\n", ["\x1b[31m" + "r" * 500], "o\u202e" * 200, "x")
     with pytest.raises(MetricError, match="says nothing") as caught:
         _check([generation], _RISK, _EXACT)
@@ -167,7 +167,7 @@ def _generations(draw: st.DrawFn) -> list[Generation]:
     generations=_generations(), cuts=st.lists(st.integers(0, 20)), order=st.randoms(use_true_random=False)
 )
 def test_sharding_does_not_matter(generations: list[Generation], cuts: list[int], order: random.Random) -> None:
-    """However examples are dealt out and merged, the contrast is the same; the examples shown have the smallest ids."""
+    """However examples are divided and merged, the contrast is the same; the shown examples have the smallest ids."""
     contrast = functools.partial(_contrast, objectives=[_TEXTUAL, _RISK], metric=_EXACT)
     whole = contrast(generations)
     shuffled = generations.copy()

@@ -30,7 +30,7 @@ def _written(generations: Iterator[Generation], folder: pathlib.Path) -> str:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_files_and_lines_come_in_order(seed: int, tmp_path: pathlib.Path) -> None:
-    """However generations come, texts stand by file and then by line, as numbers; nothing stays in the folder."""
+    """For generations in any order, texts are sorted by file and then by line number; no temporary files stay."""
     places = [(file, line) for file in range(11) for line in range(1, 13)]
     shuffled = random.Random(seed).sample(places, len(places))
     assert _written((_generation(*place) for place in shuffled), tmp_path) == "".join(
@@ -45,7 +45,7 @@ def test_nothing_gives_nothing(tmp_path: pathlib.Path) -> None:
 
 
 def test_generations_are_let_go_of(tmp_path: pathlib.Path) -> None:
-    """While a text is made, no generation is held but its own and the one before it."""
+    """While a text is written, only its own generation and the one before it are held."""
     alive: weakref.WeakSet[Generation] = weakref.WeakSet()
 
     def made() -> Iterator[Generation]:

@@ -1,4 +1,4 @@
-"""How many examples may fail."""
+"""The limit of failed examples."""
 
 import re
 
@@ -9,7 +9,7 @@ from calm_beam.outputs.finished import check_failures, failure_limit
 
 
 def test_the_limit_is_what_was_asked_or_a_hundredth() -> None:
-    """A number is taken as it is, also 0; without one it is 1 % of the examples, but 10 for small sets."""
+    """A given limit is used, also 0; the default is 1 % of the examples, but 10 for small sets."""
     assert failure_limit(0, examples=10**6) == 0
     assert [failure_limit(None, examples=examples) for examples in (1, 1000, 1099, 1100, 10**6)] == [
         10, 10, 10, 11, 10_000,

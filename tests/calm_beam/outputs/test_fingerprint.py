@@ -18,7 +18,7 @@ def test_order_and_parts_do_not_matter() -> None:
 
 
 def test_text_is_that_of_the_totals() -> None:
-    """The fingerprint of examples is the one that the totals of their generations have."""
+    """The fingerprint of examples equals that of their generations' totals."""
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.1,), epsilons=(0.05,))
     generations = [build_generation(example=build_example(id=name)) for name in "ab"]
     totals = CalibrationTotals.of_examples(generations, Layout.of(specs, thresholds=2))

@@ -1,4 +1,4 @@
-"""The end of a run: nothing is marked as complete that does not hold every prompt once."""
+"""At the end of a run, only outputs that hold every prompt once are marked as complete."""
 
 import dataclasses
 import gzip
@@ -18,7 +18,7 @@ from tests.answers import build_answer_assignment, write_shard
 
 
 def test_the_mark_counts_everything(tmp_path: pathlib.Path) -> None:
-    """Shards in any order, and one that was answered twice, give one mark, which reads back; rows follow by shard."""
+    """Shards in any order, one of them twice, give one mark, which reads back; rows are sorted by shard."""
     assignment = build_answer_assignment(tmp_path)
     assignment.job.write(str(tmp_path))
     shards = [
@@ -38,7 +38,7 @@ def test_the_mark_counts_everything(tmp_path: pathlib.Path) -> None:
 
 
 def test_lost_and_doubled_prompts_are_refused(tmp_path: pathlib.Path) -> None:
-    """Another number than was read, and two results of a shard, leave no mark."""
+    """A number of prompts other than was read, and two results of a shard, leave no mark."""
     assignment = build_answer_assignment(tmp_path)
     shard = write_shard(assignment, 0, ids=["a", "b"])
     for read in (1, 3):
@@ -51,7 +51,7 @@ def test_lost_and_doubled_prompts_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_too_many_failures_end_the_run(tmp_path: pathlib.Path) -> None:
-    """More failures than may be leave no mark; the first are named."""
+    """Failures above the limit leave no mark; the first are named."""
     assignment = dataclasses.replace(build_answer_assignment(tmp_path), max_failures=1)
     shard = write_shard(assignment, 0, ids=["a"], failed=["b", "c"])
     with pytest.raises(DataError, match=r"2 examples failed, more than the 1 that may. The first: b \(it is broken\)"):
@@ -60,7 +60,7 @@ def test_too_many_failures_end_the_run(tmp_path: pathlib.Path) -> None:
 
 
 def test_losses_are_written_as_monitor_reads_them(tmp_path: pathlib.Path) -> None:
-    """Each promise has a file of its own, by shard and id; without losses there is none, also where there was one."""
+    """Each promise has its own file, by shard and id; without losses there is none, even if one was there."""
     assignment = build_answer_assignment(tmp_path, probe=Probe(share=0.5, salt="s"))
     losses = (
         ProbedLoss(id="a", loss=0.25, failure=None, calibration=0),
@@ -84,7 +84,7 @@ def test_losses_are_written_as_monitor_reads_them(tmp_path: pathlib.Path) -> Non
 
 
 def test_json_lines_are_the_same_bytes_each_time(tmp_path: pathlib.Path) -> None:
-    """They hold the rows of the shard that they are made of, and no time or name."""
+    """JSON lines have the rows of their shard, without time or name, so that their bytes are reproducible."""
     assignment = build_answer_assignment(tmp_path, output_format="jsonl")
     write_shard(assignment, 0, ids=["a", "ö"])
     paths = [tmp_path / "one.jsonl.gz", tmp_path / "another.jsonl.gz"]
@@ -96,7 +96,7 @@ def test_json_lines_are_the_same_bytes_each_time(tmp_path: pathlib.Path) -> None
 
 
 def test_what_is_no_mark_is_refused(tmp_path: pathlib.Path) -> None:
-    """A missing mark, one of another job, and one that was changed are told; answers without it are not read."""
+    """A missing mark, one of another job, and one that was changed are reported; answers without it are not read."""
     assignment = build_answer_assignment(tmp_path)
     with pytest.raises(OutputsError, match=r"has no complete\.json, so decoding did not finish there"):
         FinishedAnswers.read(str(tmp_path), assignment.job)

@@ -1,4 +1,4 @@
-"""Folders of generations that another engine has begun."""
+"""Folders of generations begun by another engine."""
 
 import dataclasses
 import pathlib
@@ -41,7 +41,7 @@ def _begin(output: pathlib.Path, job: DecodeJob, *, resume: bool = False) -> str
 
 
 def test_the_engine_is_a_part_of_the_name_and_of_the_job(tmp_path: pathlib.Path) -> None:
-    """Each engine has a folder and a digest of its own; what a folder says comes back."""
+    """Each engine has its own folder and digest; the folder's content reads back."""
     jobs = [_job(engine) for engine in (None, _XLA, _NATIVE, dataclasses.replace(_NATIVE, instructions="avx512_vnni"))]
     assert len({job.outputs() for job in jobs}) == len({job.digest() for job in jobs}) == 4
     for job in jobs:
@@ -69,7 +69,7 @@ def test_the_engine_is_a_part_of_the_name_and_of_the_job(tmp_path: pathlib.Path)
 def test_a_folder_of_another_engine_is_not_gone_on_with(
     theirs: EngineRecord | None, said: str, tmp_path: pathlib.Path
 ) -> None:
-    """It is said which engines they are and what to do; also of folders that earlier versions have half finished."""
+    """A folder of another engine is refused with both engines and advice, also an earlier version's unfinished one."""
     folder = pathlib.Path(_begin(tmp_path, _job(theirs)))
     write_generations(folder / "generations-00000-of-00002.parquet", [])
     with pytest.raises(UsageError) as error:
@@ -81,7 +81,7 @@ def test_a_folder_of_another_engine_is_not_gone_on_with(
 
 
 def test_what_else_differs_is_said_beside_the_engine(tmp_path: pathlib.Path) -> None:
-    """Each once, by its own name."""
+    """Other differences are reported together with the engine, each once, by its own name."""
     ours, theirs = _job(_XLA), _job(_NATIVE, num_shards=3)
     first, second = ours.differences(theirs)
     assert first.startswith("the engine is native (avx2), head uint8 there")
@@ -89,7 +89,7 @@ def test_what_else_differs_is_said_beside_the_engine(tmp_path: pathlib.Path) -> 
 
 
 def test_shards_of_two_engines_do_not_meet(tmp_path: pathlib.Path) -> None:
-    """Where a run could not know what its workers have: neither while they decode, nor when all is counted."""
+    """Shards of two engines are refused both while workers decode and in the final count."""
     one, other = "xla (cpu avx2), head exact", "xla (cpu avx512f), head exact"
     for shard, engine in ((0, one), (1, other)):
         write_generations(tmp_path / f"generations-{shard:05d}-of-00002.parquet", [], shard=shard, engine=engine)
@@ -107,7 +107,7 @@ def test_shards_of_two_engines_do_not_meet(tmp_path: pathlib.Path) -> None:
 
 
 def test_shards_of_a_known_engine_say_no_more_than_before(tmp_path: pathlib.Path) -> None:
-    """Their files and marks of success have the keys of earlier versions."""
+    """Files and marks of shards with a known engine have the keys of earlier versions."""
     write_generations(tmp_path / "generations-00000-of-00001.parquet", [])
     check_one_engine(str(tmp_path), "xla (cpu avx2), head exact")
     assert set(stored_shard(str(tmp_path / "generations-00000-of-00001.parquet")).to_dict()) == {

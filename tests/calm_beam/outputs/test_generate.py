@@ -1,4 +1,4 @@
-"""From decoded prompts to generations, with a decoder whose answers are known."""
+"""From decoded prompts to generations, with a decoder of known answers."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ _BROKEN = 13
 
 @dataclasses.dataclass(frozen=True)
 class _Echo:
-    """A decoder that repeats the prompt: whole in the full model's lane, its first token alone in the other.
+    """A decoder that repeats the prompt: whole in the full model's branch, only its first token in the other.
 
     Prompts end in the opposite order. A prompt with token 13 is not finite.
     """
@@ -116,13 +116,13 @@ def test_every_prompt_keeps_its_own_output() -> None:
 
 
 def test_a_failure_stops_the_run_by_name() -> None:
-    """With on_error=fail, the example that could not be decoded is named, and how to go on."""
+    """With on_error=fail, the example that could not be decoded is named, with how to continue."""
     with pytest.raises(DecodeError, match=r"example bad: the model gave logits that are not finite.*worst_case"):
         _generate([_prompt("a", (7, 1)), _prompt("bad", (_BROKEN, 1))])
 
 
 def test_a_failure_can_be_kept() -> None:
-    """With on_error=worst_case, the example stays, with its failure and without outputs; the others are whole."""
+    """With on_error=worst_case, a failed example is kept with its reason and no outputs; the others are complete."""
     prompts = [_prompt("a", (7, 1)), _prompt("bad", (_BROKEN, 1)), _prompt("c", (9, 1))]
     generations = {each.example.id: each for each in _generate(prompts, on_error="worst_case")}
     assert generations.keys() == {"a", "bad", "c"}
@@ -132,10 +132,10 @@ def test_a_failure_can_be_kept() -> None:
 
 
 class _Fragile(_Echo):
-    """Raises when it meets certain prompts, by their first token, having given the results of those behind them."""
+    """Raises for certain prompts, by their first token, after it has yielded the results of later ones."""
 
     def __init__(self, crashes: dict[int, Exception | list[Exception]]) -> None:
-        """Prompts that begin with a key crash, always by an exception or so often as there are exceptions in a list."""
+        """Prompts that begin with a key crash, always by an exception or as often as there are exceptions in a list."""
         super().__init__()
         object.__setattr__(self, "crashes", crashes)
         object.__setattr__(self, "calls", [])
@@ -156,7 +156,7 @@ class _Fragile(_Echo):
 def _fragile(
     crashes: dict[int, Exception | list[Exception]], firsts: Sequence[int], *, on_error: str = "worst_case"
 ) -> tuple[dict[str, Generation], list[list[int]]]:
-    """Returns what becomes of prompts that begin with these tokens, and which were decoded together."""
+    """Returns the results of prompts that begin with these tokens, and which were decoded together."""
     decoder = _Fragile(crashes)
     prompts = [_prompt(f"p{first}", (first, 5, 1)) for first in firsts]
     made = generate(decoder, prompts, vocabulary=None, on_error=on_error, duplicates=frozenset())
@@ -168,7 +168,7 @@ def _fragile(
 @hypothesis.given(bad=st.sets(st.integers(20, 50), max_size=6), count=st.integers(1, 31))
 @hypothesis.settings(max_examples=40, deadline=None)
 def test_a_crash_takes_nobody_along(bad: set[int], count: int) -> None:
-    """Wherever crashes are, exactly the culprits fail, each tried alone; all others have their own outputs, once."""
+    """Exactly the crashing prompts fail, each tried alone; all others have their own outputs, once."""
     firsts = range(20, 20 + count)
     found, calls = _fragile({first: ValueError("boom") for first in bad}, firsts)
     assert found.keys() == {f"p{first}" for first in firsts}
@@ -183,21 +183,21 @@ def test_a_crash_takes_nobody_along(bad: set[int], count: int) -> None:
 
 
 def test_what_passes_alone_does_not_fail() -> None:
-    """A crash that does not come again is no failure, also for a prompt that was alone from the start."""
+    """A crash that does not recur is no failure, also for a prompt that was alone from the start."""
     for firsts in ((20,), (20, 21, 22)):
         found, _ = _fragile({20: [ValueError("once")]}, firsts, on_error="fail")
         assert [generation.failure for generation in found.values()] == [None] * len(firsts)
 
 
 def test_a_prompt_that_is_not_finite_is_tried_again_alone() -> None:
-    """Not-finite logits are looked at again without neighbours before they count."""
+    """A prompt with non-finite logits is decoded again alone before it counts as failed."""
     found, calls = _fragile({}, (7, _BROKEN, 9))
     assert found[f"p{_BROKEN}"].failure == "the model gave logits that are not finite"
     assert calls == [[7, _BROKEN, 9], [_BROKEN]]
 
 
 def test_a_crash_ends_the_run_by_default() -> None:
-    """With `fail`, the message names the culprit, not its neighbours, and what it did."""
+    """With `fail`, the message names the failing prompt and its error, not the others of the batch."""
     with pytest.raises(
         DecodeError, match=r"example p21: ValueError: boom\. Check the checkpoint; --on_error=worst_case"
     ):
@@ -208,13 +208,13 @@ def test_a_crash_ends_the_run_by_default() -> None:
     "error", [MemoryError("no memory"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")]
 )
 def test_no_prompt_is_blamed_for_a_full_memory(error: Exception) -> None:
-    """A device without memory ends the run whatever --on_error says, and no prompt counts as failed."""
+    """Lack of device memory ends the run whatever --on_error says, and no prompt counts as failed."""
     with pytest.raises(DecodeError, match=r"out of memory while decoding .* --max_cache_tokens.* with --resume\."):
         _fragile({21: error}, (20, 21, 22))
 
 
 def test_a_decoder_that_loses_prompts_is_found_out() -> None:
-    """A prompt without a result and without an error is a defect, never a prompt less."""
+    """A prompt without a result and without an error is an error of the decoder, and not dropped."""
 
     class _Forgetful(_Echo):
         def decode(self, prompts: Sequence[Request]) -> Iterator[tuple[int, PromptResult]]:

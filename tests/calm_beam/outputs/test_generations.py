@@ -79,7 +79,7 @@ _GENERATIONS = [
 
 
 def test_what_is_read_is_what_was_written(tmp_path: pathlib.Path) -> None:
-    """Texts, ids, failures, missing inputs and empty references come back equal, of the same types, in order."""
+    """Texts, ids, failures, missing inputs and empty references read back equal, of the same types, in order."""
     path = tmp_path / "shard.parquet"
     write_generations(path, _GENERATIONS)
     found = list(read_generations(path))
@@ -92,7 +92,7 @@ def test_what_is_read_is_what_was_written(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_output_without_tokens_survives(tmp_path: pathlib.Path) -> None:
-    """Empty lists inside an output come back as empty tuples, not as nothing."""
+    """Empty lists inside an output read back as empty tuples, not as None."""
     path = tmp_path / "shard.parquet"
     empty = Generation(example=_example(), truncated=False, duplicate=False, failure=None, outputs=(_output(),))
     write_generations(path, [empty])
@@ -100,7 +100,7 @@ def test_an_output_without_tokens_survives(tmp_path: pathlib.Path) -> None:
 
 
 def test_some_generations_are_read(tmp_path: pathlib.Path) -> None:
-    """Those of some ids come in the order of the file, ids that are not there are no matter, and none is none."""
+    """Generations of given ids come in the order of the file; unknown ids are ignored, and no ids give none."""
     path = tmp_path / "shard.parquet"
     write_generations(path, _GENERATIONS)
     ids = [item.example.id for item in _GENERATIONS]
@@ -124,7 +124,7 @@ def test_an_empty_shard(tmp_path: pathlib.Path) -> None:
 
 
 def test_many_rows(tmp_path: pathlib.Path) -> None:
-    """More rows than one batch of the reader come back whole and in order."""
+    """More rows than one batch of the reader are read completely and in order."""
     path = tmp_path / "shard.parquet"
     many = [
         Generation(example=_example(id=str(index)), truncated=False, duplicate=False, failure="x", outputs=())
@@ -147,7 +147,7 @@ def _failing() -> Iterator[Generation]:
 
 
 def test_a_failed_write_leaves_the_old_shard(tmp_path: pathlib.Path) -> None:
-    """If the generations end in an error, the folder holds what it held, and nothing besides."""
+    """If the generations end in an error, the folder is unchanged, without temporary files."""
     path = tmp_path / "shard.parquet"
     with pytest.raises(RuntimeError, match="the worker was lost"):
         write_generations(path, _failing())
@@ -160,7 +160,7 @@ def test_a_failed_write_leaves_the_old_shard(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_shard_can_be_replaced(tmp_path: pathlib.Path) -> None:
-    """Writing again replaces the file: a bundle may run twice."""
+    """Writing again replaces the file, since a bundle may run twice."""
     path = tmp_path / "shard.parquet"
     write_generations(path, _GENERATIONS)
     write_generations(path, [_WHOLE])
@@ -168,7 +168,7 @@ def test_a_shard_can_be_replaced(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_file_says_what_it_is(tmp_path: pathlib.Path) -> None:
-    """Number, digest and counts of a shard are read without its generations; so are its failures, with reasons."""
+    """Number, digest, counts and failures with reasons of a shard are read without its generations."""
     path = str(tmp_path / "shard.parquet")
     write_generations(path, _GENERATIONS, shard=7, digest="sha256:00")
     failed = [(each.example.id, each.failure) for each in _GENERATIONS if each.failure is not None]
@@ -191,11 +191,11 @@ def test_what_is_no_shard_is_refused(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("read", [read_generations, stored_examples, stored_failures, stored_prompts])
 def test_damaged_pages_are_refused(read: Callable[[str], Iterable[object]], tmp_path: pathlib.Path) -> None:
-    """A flipped bit of what is read is an error that names the file and says what to do, whoever reads."""
+    """A flipped bit in the data is an error of every reader that names the file and says what to do."""
     path = tmp_path / "shard.parquet"
     write_generations(path, _GENERATIONS)
     content = bytearray(path.read_bytes())
-    # The pages stand before the footer.
+    # The pages are before the footer.
     for position in range(0, len(content) // 2, 7):
         content[position] ^= 4
     path.write_bytes(content)
@@ -206,7 +206,7 @@ def test_damaged_pages_are_refused(read: Callable[[str], Iterable[object]], tmp_
 
 @pytest.mark.slow
 def test_no_flipped_bit_gives_other_generations(tmp_path: pathlib.Path) -> None:
-    """Wherever a bit is flipped, the file is refused, or what is read is what was written."""
+    """With any bit flipped, the file is refused, or reads back as written."""
     path = tmp_path / "shard.parquet"
     write_generations(path, _GENERATIONS)
     content = path.read_bytes()

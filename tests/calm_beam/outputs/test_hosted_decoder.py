@@ -1,4 +1,4 @@
-"""A decoder that is not ours is held to what it owes, and each of its faults is told in one line."""
+"""An external decoder's contract is checked, and each error is reported in one line."""
 
 import gc
 import threading
@@ -46,7 +46,7 @@ def _outcomes(
 
 
 def _wrong(value: Any) -> Any:
-    """Returns a value of a type that nobody should give."""
+    """Returns a value of an invalid type."""
     return value
 
 
@@ -76,7 +76,7 @@ def _giving(answer: Any, *, of: str | int = 3) -> Callable[[list[Any], tuple[Any
     ],
 )
 def test_what_is_no_answer_is_refused(answer: Any, words: str) -> None:
-    """An answer that cannot be stored or compared ends the run, whatever may fail, with its setting and example."""
+    """An answer that cannot be stored or compared ends the run under any --on_error, with its setting and example."""
     with pytest.raises(DecoderError) as raised:
         _outcomes(_giving(answer), on_error="worst_case")
     said = str(raised.value)
@@ -100,14 +100,14 @@ def test_what_is_no_answer_is_refused(answer: Any, words: str) -> None:
     ],
 )
 def test_every_prompt_is_answered_under_every_setting(decoder: Any, words: str) -> None:
-    """What lacks answers, or has others than were asked for, is refused in one line that says which."""
+    """Missing or unrequested answers are refused in one line that names the setting."""
     with pytest.raises(DecoderError) as raised:
         _outcomes(decoder)
     assert words in str(raised.value)
 
 
 def test_costs_are_told_for_all_or_none() -> None:
-    """A cost that only some answers under a setting tell is refused: a mean over those would be of other examples."""
+    """A cost for only some answers under a setting is refused: its mean would be of other examples."""
 
     def some(prompts: list[str], settings: tuple[Any, ...]) -> Any:
         return {
@@ -120,7 +120,7 @@ def test_costs_are_told_for_all_or_none() -> None:
 
 
 def test_ids_and_texts_are_not_compared() -> None:
-    """Token ids are stored as ids joined by spaces, of any library; a text is refused where references are ids."""
+    """Token ids of any library are stored as ids joined by spaces; a text is refused if references are ids."""
     of_ids = _example(input=None, input_ids=(1, 2), reference_ids=((1, 2),))
     (generation,) = _outcomes(lambda prompts, settings: {each: np.array(prompts) for each in settings}, [of_ids])
     assert [(output.text, output.tokens) for output in generation.outputs] == [("1 2", (1, 2))] * 2
@@ -130,7 +130,7 @@ def test_ids_and_texts_are_not_compared() -> None:
 
 @pytest.mark.parametrize("bad", [(0,), (4,), (2, 6)])
 def test_prompts_that_raise_are_isolated(bad: tuple[int, ...]) -> None:
-    """A prompt at which the decoder raises fails alone, whatever the batch; the others have their answers, in order."""
+    """A prompt at which the decoder raises fails alone in any batch; the others have their answers, in order."""
     calls: list[int] = []
 
     def decoder(prompts: list[str], settings: tuple[Any, ...]) -> Any:
@@ -151,7 +151,7 @@ def test_prompts_that_raise_are_isolated(bad: tuple[int, ...]) -> None:
 
 
 def test_no_answer_is_a_failure_of_its_prompt() -> None:
-    """None for one prompt under one setting fails that prompt; without leave to fail it ends the run."""
+    """None for one prompt under one setting fails that prompt, or ends the run if it may not fail."""
 
     def decoder(prompts: list[str], settings: tuple[Any, ...]) -> Any:
         return {
@@ -166,7 +166,7 @@ def test_no_answer_is_a_failure_of_its_prompt() -> None:
 
 
 def test_a_decoder_that_hangs_is_told() -> None:
-    """A call that takes longer than it may is told with its first prompt; nobody waits for its end."""
+    """A call that exceeds its time is reported with its first prompt, without waiting for its end."""
     end = threading.Event()
     host = _hosted(lambda prompts, settings: end.wait(60), timeout=0.05)
     start = time.monotonic()
@@ -177,7 +177,7 @@ def test_a_decoder_that_hangs_is_told() -> None:
 
 
 def test_exits_of_the_process_are_errors() -> None:
-    """A decoder that calls `sys.exit` ends nothing as if it had succeeded."""
+    """A decoder that calls `sys.exit` raises an error and does not end the process as successful."""
 
     def decoder(prompts: list[str], settings: tuple[Any, ...]) -> Any:
         raise SystemExit(0)
@@ -187,7 +187,7 @@ def test_exits_of_the_process_are_errors() -> None:
 
 
 class _Counting:
-    """A decoder that notes who sets it up and calls it."""
+    """A decoder that records the threads of its setup and calls."""
 
     def __init__(self) -> None:
         self.threads: list[int] = []
@@ -201,7 +201,7 @@ class _Counting:
 
 
 def test_setup_and_calls_are_of_one_thread() -> None:
-    """An object is set up once, before its first call, and all calls come from the thread that did so."""
+    """An object is set up once, before its first call, and all calls come from the same thread."""
     decoder = _Counting()
     outcomes = _outcomes(decoder, [_example(index) for index in range(5)], batch_size=2)
     assert len(outcomes) == 5
@@ -211,7 +211,7 @@ def test_setup_and_calls_are_of_one_thread() -> None:
 
 
 def test_a_class_is_made_an_instance_of() -> None:
-    """A class is called without arguments, and set up; what that raises, or what cannot be called, is told."""
+    """A class is instantiated without arguments, and set up; its errors, and objects without a call, are reported."""
 
     class Wrong:
         def __init__(self) -> None:
@@ -225,7 +225,7 @@ def test_a_class_is_made_an_instance_of() -> None:
 
 
 def test_what_nobody_holds_is_let_go_of() -> None:
-    """Once a host is gone, so are its decoder, with the memory that it takes, and its thread."""
+    """Once a host is gone, its decoder with its memory, and its thread, are freed."""
     before = threading.active_count()
     decoder = _Counting()
     gone = weakref.ref(decoder)

@@ -1,4 +1,4 @@
-"""Jobs and marks of generations say what a folder holds, and refuse what it does not."""
+"""Jobs and marks of generations describe a folder, and refuse one that differs."""
 
 import dataclasses
 import json
@@ -63,7 +63,7 @@ def _example(**changes: Any) -> Example:
     "changes", [{}, {"vocabulary": None, "cluster_key": "page", "on_long": "error", "end_ids": (7, 9)}]
 )
 def test_a_job_returns_from_its_file(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
-    """What was written is read back equal, with the same fingerprint and digest."""
+    """A written job reads back equal, with the same fingerprint and digest."""
     job = build_job(**changes)
     job.write(str(tmp_path))
     read = DecodeJob.read(str(tmp_path))
@@ -72,7 +72,7 @@ def test_a_job_returns_from_its_file(tmp_path: pathlib.Path, changes: dict[str, 
 
 
 def test_what_ends_outputs_is_said_where_it_is_not_t5s(tmp_path: pathlib.Path) -> None:
-    """Jobs of T5s are as they were before it was said; so those of earlier versions are read, and gone on with."""
+    """T5's jobs omit the default end ids, so that jobs of earlier versions are read and resumed."""
     build_job().write(str(tmp_path))
     assert "end_ids" not in json.loads((tmp_path / "decode.json").read_text())
     assert DecodeJob.read(str(tmp_path)).end_ids == (1,)
@@ -103,7 +103,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("difference", _CHANGES)
 def test_jobs_differ_in_words(difference: str) -> None:
-    """Another value anywhere gives another digest, and one sentence with both values."""
+    """Another value of any field gives another digest, and one sentence with both values."""
     other = build_job(**_CHANGES[difference])
     assert other.digest() != build_job().digest()
     assert other.differences(build_job()) == (difference,)
@@ -126,7 +126,7 @@ def _edited(content: dict[str, Any]) -> str:
 def test_a_job_that_was_changed_is_refused(
     tmp_path: pathlib.Path, edit: Callable[[dict[str, Any]], str], message: str
 ) -> None:
-    """A file that was edited, cut or is of another form is refused by its path."""
+    """A file that was edited, cut or has another format is refused by its path."""
     build_job().write(str(tmp_path))
     path = tmp_path / DecodeJob.FILE
     path.write_text(edit(json.loads(path.read_text())))
@@ -150,7 +150,7 @@ def _model_is_a_list(content: dict[str, Any]) -> dict[str, Any]:
 def test_a_sealed_file_of_another_form_is_refused(
     tmp_path: pathlib.Path, edit: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """A right digest does not make a job of what is none."""
+    """A right digest does not make a job of another file."""
     build_job().write(str(tmp_path))
     content = edit(json.loads((tmp_path / DecodeJob.FILE).read_text()))
     (tmp_path / DecodeJob.FILE).write_text(json.dumps({**content, "digest": content_digest(content)}))
@@ -160,7 +160,7 @@ def test_a_sealed_file_of_another_form_is_refused(
 
 @pytest.mark.parametrize("edit", [{"shards": [1]}, {"shards": None}, {"examples": "6"}, {"shards": [{"shard": 0}]}])
 def test_a_sealed_mark_of_another_form_is_refused(tmp_path: pathlib.Path, edit: dict[str, Any]) -> None:
-    """Nor does it make a mark of success."""
+    """A right digest does not make a mark of success of another file."""
     job = build_job()
     _complete(tmp_path, job)
     content = {**json.loads((tmp_path / COMPLETE).read_text()), **edit}
@@ -170,13 +170,13 @@ def test_a_sealed_mark_of_another_form_is_refused(tmp_path: pathlib.Path, edit: 
 
 
 def test_a_folder_without_a_job_says_nothing(tmp_path: pathlib.Path) -> None:
-    """Without decode.json nobody knows what the generations are."""
+    """A folder without decode.json is not described."""
     with pytest.raises(OutputsError, match=r"decode\.json: no such file, so nothing identifies the generations"):
         DecodeJob.read(str(tmp_path))
 
 
 def test_shards_that_come_twice_count_once() -> None:
-    """The same shard from a repeated bundle is one shard; they are listed by number."""
+    """The same shard from a repeated bundle counts once; shards are listed by number."""
     first, second = build_shard(shard=1), build_shard(shard=3, examples=4)
     finished = FinishedSweep.of([second, first, second, first], job="j", examples=7)
     assert finished.shards == (first, second)
@@ -204,7 +204,7 @@ def _complete(folder: pathlib.Path, job: DecodeJob, numbers: tuple[int, ...] = (
 
 
 def test_the_mark_of_success_returns_from_its_file(tmp_path: pathlib.Path) -> None:
-    """A complete folder gives its shards back; what a killed process left under a hidden name is not seen."""
+    """A complete folder gives its shards; hidden files of a killed process are ignored."""
     job = build_job()
     finished = _complete(tmp_path, job)
     (tmp_path / ".generations-00001-of-00004.parquet.0badcafe.tmp").touch()
@@ -216,7 +216,7 @@ def test_the_mark_of_success_returns_from_its_file(tmp_path: pathlib.Path) -> No
 
 
 def test_a_folder_that_is_not_complete_is_refused(tmp_path: pathlib.Path) -> None:
-    """No mark, a shard too few, one too many, or the mark of another job: each is said."""
+    """A missing mark, a shard too few, one too many, and the mark of another job are each reported."""
     job = build_job()
     with pytest.raises(OutputsError, match=r"has no complete\.json, so decoding did not finish there"):
         FinishedSweep.read(str(tmp_path), job)
@@ -252,7 +252,7 @@ def test_a_folder_that_is_not_complete_is_refused(tmp_path: pathlib.Path) -> Non
     place=st.integers(0, 2),
 )
 def test_a_digest_tells_examples_apart(changes: dict[str, Any], place: int) -> None:
-    """Any example that is changed, lost or doubled, another job or another shard gives another digest of a shard."""
+    """A changed, lost or doubled example, another job or another shard changes a shard's digest."""
     job = build_job()
     examples = [_example(id=f"{index}", line=index + 5) for index in range(3)]
     digest = job.shard_digest(0, examples=examples)

@@ -19,7 +19,7 @@ _SIGNED = Objective("risk", "token_f1", loss="signed")
 
 
 def test_textual_loss_is_distance_to_the_full_output() -> None:
-    """F1 of "red" and of "red cat big dog" against "red cat" is 2/3; references play no part."""
+    """F1 of "red" and of "red cat big dog" against "red cat" is 2/3; references have no effect."""
     generation = build_generation(
         ("red cat", "red cat", "red", "red cat big dog", "fish"), example=build_example(references=())
     )
@@ -40,7 +40,7 @@ def test_risk_loss_is_what_early_exits_lose() -> None:
 
 
 def test_signed_loss_lets_better_outputs_pay() -> None:
-    """The same outputs by the signed loss: what scores 1 gains a third, what scores 0 loses two."""
+    """The same outputs by the signed loss: a score of 1 gains a third, a score of 0 loses two."""
     generation = build_generation(
         ("red cat", "red dog", "cat", "red cat", "fish"), example=build_example(references=("cat", "red dog"))
     )
@@ -49,7 +49,7 @@ def test_signed_loss_lets_better_outputs_pay() -> None:
 
 
 def test_a_tail_counts_outputs_that_lose_more() -> None:
-    """Of losses 0, 1/3, 1/3 and 1, one is above 1/3, three above 0, and a tail of the risk forgives better outputs."""
+    """Of losses 0, 1/3, 1/3 and 1, one is above 1/3 and three above 0; a tail of the risk ignores better outputs."""
     texts = ("red cat", "red cat", "red", "red cat big dog", "fish")
     tails = [Objective("textual", "token_f1", loss=f"dissimilarity>{above}") for above in (0.0, 0.3, 0.5)]
     losses = score_generation(build_generation(texts), tails, metrics=METRICS, num_thresholds=4)
@@ -91,7 +91,7 @@ def test_risk_needs_references() -> None:
 
 
 def test_each_distinct_text_is_scored_once() -> None:
-    """However many thresholds give a text, the metric sees it once per objective."""
+    """The metric scores a text once per objective, however many thresholds give it."""
     seen: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
 
     def metric(candidate: str, references: Sequence[str]) -> float:
@@ -106,7 +106,7 @@ def test_each_distinct_text_is_scored_once() -> None:
 
 @pytest.mark.parametrize("score", [float("nan"), 1.5, "good"])
 def test_scores_outside_the_range_are_refused(score: float) -> None:
-    """A metric that leaves [0, 1] is an error naming metric and example."""
+    """A score outside [0, 1] is an error naming metric and example."""
     generation = build_generation(example=build_example(id="odd"))
     objectives = [Objective("textual", "mine", loss="dissimilarity")]
     with pytest.raises(MetricError, match=f'metric "mine" on example "odd": returned .*{score}.*expected a number'):

@@ -1,4 +1,4 @@
-"""The decoder that serves, asked as a sweep is."""
+"""The serving decoder, called as a sweep is."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def _served(checkpoint: Checkpoint, *, precision: Precision = FLOAT32) -> Served
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_lane_is_what_is_served_there(dtype: str) -> None:
-    """Each threshold is decoded by itself, by the decoder of batches in that precision, and so is the full model."""
+    """Each threshold, and the full model, is decoded by itself by the batch decoder in that precision."""
     checkpoint, precision = build_checkpoint(), Precision(dtype=dtype)
     results = dict(_served(checkpoint, precision=precision).decode(_REQUESTS))
     assert sorted(results) == list(range(len(_PROMPTS)))
@@ -44,13 +44,13 @@ def test_every_lane_is_what_is_served_there(dtype: str) -> None:
             assert results[index].lengths[lane] == result.length
             np.testing.assert_array_equal(results[index].tokens[lane], result.tokens)
             np.testing.assert_array_equal(results[index].exit_layers[lane], result.exit_layers)
-            # In bfloat16, beside whom a prompt is decoded may move a rounding; float32's confidences are farther off.
+            # In bfloat16, the rest of the batch may change a rounding; float32's confidences differ more.
             atol = 0 if dtype == "float32" else 1e-3
             np.testing.assert_allclose(results[index].confidences[lane], result.confidences, rtol=0, atol=atol)
 
 
 def test_it_gives_what_a_sweep_gives() -> None:
-    """But at near ties, of which there are none here."""
+    """It gives the sweep's outputs but for near ties, of which there are none here."""
     checkpoint = build_checkpoint()
     served = dict(_served(checkpoint).decode(_REQUESTS))
     sweep = Decoder(
@@ -62,7 +62,7 @@ def test_it_gives_what_a_sweep_gives() -> None:
 
 
 def test_a_prompt_counts_once() -> None:
-    """However many thresholds it is decoded at; tokens are those of the full model."""
+    """A prompt counts once for any number of thresholds; its tokens are those of the full model."""
     decoder = _served(build_checkpoint())
     results = dict(decoder.decode(_REQUESTS))
     assert decoder.work.prompts == len(_PROMPTS)

@@ -1,4 +1,4 @@
-"""Into how many shards data are divided where nobody says."""
+"""The default number of shards."""
 
 import pathlib
 
@@ -21,14 +21,14 @@ def test_more_examples_never_take_fewer_shards(examples: int, more: int, workers
 
 @given(examples=_EXAMPLES, workers=_WORKERS)
 def test_every_worker_has_as_many_shards(examples: int, workers: int) -> None:
-    """Shards are a multiple of the workers, unless there are as many as may be, and at least those without workers."""
+    """Shards are a multiple of the workers, up to the limit, and at least the number without workers."""
     shards = shards_for(examples, workers=workers)
     assert shards % workers == 0 or shards == MOST_SHARDS
     assert shards >= shards_for(examples)
 
 
 def test_small_data_stay_in_four_shards(tmp_path: pathlib.Path) -> None:
-    """Up to four thousand examples nothing depends on the size."""
+    """Up to four thousand examples there are four shards."""
     path = tmp_path / "rows.jsonl"
     for examples, shards in ((1, 4), (4000, 4), (4001, 5), (20_000, 20)):
         path.write_text('{"input": "a"}\n' * examples)

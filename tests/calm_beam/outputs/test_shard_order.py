@@ -1,4 +1,4 @@
-"""The names of examples that have none of their own."""
+"""Names of examples without ids."""
 
 from calm_beam.inputs.examples import Example, RowKeys, example_of_row
 from calm_beam.outputs.sharding import with_unique_ids
@@ -9,7 +9,7 @@ def _example(line: int, **row: object) -> Example:
 
 
 def test_a_number_is_no_name_of_another() -> None:
-    """Rows of an earlier run's files have numbered ids of their own, which equal rows without ids are not given."""
+    """Rows of an earlier run's files have numbered ids, which equal rows without ids do not get."""
     derived = _example(1).id
     own = {f"{derived}-2": 3, f"{derived}-4": 4}
     examples = [
@@ -22,7 +22,7 @@ def test_a_number_is_no_name_of_another() -> None:
 
 
 def test_prompts_of_two_groups_keep_their_names() -> None:
-    """Those of a pipeline have no place in a file, and come in any order: which is which must not depend on that."""
+    """A pipeline's prompts have no place in a file and come in any order, which does not change their names."""
     keys = RowKeys(group="lang")
     rows = [
         example_of_row({"input": "a", "lang": name}, where="here", position=1, keys=keys) for name in ("en", "fr", "it")

@@ -1,4 +1,4 @@
-"""What a shard takes is measured in laps of the decoder's steps."""
+"""The time of a shard is measured in laps of the decoder's steps."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ from tests.calm_beam.outputs.test_job import build_job
 
 
 class _Decoder:
-    """Does a step a second."""
+    """Does one step a second."""
 
     slots = 7
 
@@ -26,7 +26,7 @@ class _Decoder:
 
 
 def test_laps_have_four_steps_or_more(tmp_path: pathlib.Path) -> None:
-    """A lap ends with the first output after its fourth step; what was counted before the shard is not in it."""
+    """A lap ends with the first output after its fourth step; earlier counts are not in it."""
     decoder = _Decoder()
     job = build_job()
     where = StoredGenerations(directory=str(tmp_path), job=job)
@@ -49,7 +49,7 @@ def test_laps_have_four_steps_or_more(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_store_that_refuses_the_file_ends_nothing(tmp_path: pathlib.Path) -> None:
-    """Without the shard's file there is no timing, and no error."""
+    """If the store refuses the file, there is no timing, and no error."""
     decoder = _Decoder()
     where = StoredGenerations(directory=str(tmp_path / "gone"), job=build_job())
     with ShardStopwatch(decoder, lanes=3, clock=lambda: decoder.now) as watch:
@@ -61,7 +61,7 @@ def test_a_store_that_refuses_the_file_ends_nothing(tmp_path: pathlib.Path) -> N
 
 
 def test_compiling_is_told_apart() -> None:
-    """What XLA compiles while the watch runs is counted as that."""
+    """XLA's compilation while the timer runs is counted separately."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""What is stored of a sweep is taken over if it is of the same examples, and nothing else is."""
+"""Stored shards of a sweep are reused if their examples are the same, and only then."""
 
 import dataclasses
 import pathlib
@@ -24,7 +24,7 @@ _EXAMPLES = [build_example(id=name) for name in "ab"]
 
 
 def _store(assignment: SweepAssignment, *, failure: str | None = None) -> StoredShard:
-    """Writes shard 0 as a worker does, and returns what its file then says."""
+    """Writes shard 0 as a worker does, and returns the file's metadata."""
     digest = assignment.job.shard_digest(0, examples=_EXAMPLES)
     texts = () if failure else ("cat",) * 6
     write_generations(
@@ -37,12 +37,12 @@ def _store(assignment: SweepAssignment, *, failure: str | None = None) -> Stored
 
 @pytest.fixture
 def assignment(tmp_path: pathlib.Path) -> SweepAssignment:
-    """To decode one shard into a folder."""
+    """An assignment to decode one shard into a folder."""
     return build_assignment(str(tmp_path), model="model")
 
 
 def test_the_same_examples_are_taken_over(assignment: SweepAssignment) -> None:
-    """Nothing is taken over where nothing is; a stored shard is, if the data give the same examples for it."""
+    """A missing shard is not reused; a stored one is, if the data give the same examples for it."""
     assert taken_over(assignment, 0, examples=_EXAMPLES) is None
     stored = _store(assignment)
     assert taken_over(assignment, 0, examples=_EXAMPLES) == stored
@@ -59,14 +59,14 @@ def test_the_same_examples_are_taken_over(assignment: SweepAssignment) -> None:
     ],
 )
 def test_other_examples_are_refused(assignment: SweepAssignment, examples: list[Example], change: str) -> None:
-    """The message names the first example that is not as it was, and what of it."""
+    """The message names the first example that has changed, and the change."""
     _store(assignment)
     with pytest.raises(OutputsError, match=rf"the data have changed since \({re.escape(change)}"):
         taken_over(assignment, 0, examples=examples)
 
 
 def test_failures_are_taken_over_where_examples_may_fail(assignment: SweepAssignment) -> None:
-    """What failed in an earlier run is no error for one that counts failures with loss 1, within its limit."""
+    """Failures of an earlier run are reused by a run that counts failures with loss 1, within its limit."""
     stored = _store(assignment, failure="broken")
     with pytest.raises(DataError, match=r"holds 2 examples that could not be decoded, a first: broken\. Go on with "):
         taken_over(assignment, 0, examples=_EXAMPLES)
@@ -95,7 +95,7 @@ def test_the_part_above_is_of_the_same_examples(assignment: SweepAssignment, tmp
 
 
 def test_the_first_of_two_workers_counts(assignment: SweepAssignment) -> None:
-    """What is stored stays: who decodes the same shard once more gets what the first has stored, to the byte."""
+    """A worker that decodes a stored shard again gets the stored one, to the byte."""
     one, other = ([build_generation((text,) * 6, example=example) for example in _EXAMPLES] for text in ("cat", "dog"))
     stored = store_shard(assignment, 0, examples=_EXAMPLES, outcomes=one)
     path = pathlib.Path(assignment.shard_path(0))

@@ -1,4 +1,4 @@
-"""Timings are stored beside shards, and read for those that they are about."""
+"""Timings are stored next to shards, and read for the shards that they belong to."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ def _shard(number: int, digest: str = "sha256:1") -> StoredShard:
 
 
 def test_what_is_written_is_read(tmp_path: pathlib.Path) -> None:
-    """Timings come back in the order of the shards, and nothing else is left in the folder."""
+    """Timings read back in the order of the shards, and no other files are left."""
     timings = [build_timing(shard=number, digest="sha256:1") for number in (0, 2)]
     for timing in timings:
         timing.write(str(tmp_path), num_shards=4)
@@ -29,7 +29,7 @@ def test_what_is_written_is_read(tmp_path: pathlib.Path) -> None:
 
 
 def test_timings_of_something_else_are_left_out(tmp_path: pathlib.Path) -> None:
-    """Those of a shard that was decoded again, or of another version, count as missing."""
+    """Timings of a shard that was decoded again, or of another version, count as missing."""
     timing = build_timing(shard=0, digest="sha256:1")
     timing.write(str(tmp_path), num_shards=4)
     assert read_timings(str(tmp_path), [_shard(0, "sha256:2")]) == ()
@@ -39,7 +39,7 @@ def test_timings_of_something_else_are_left_out(tmp_path: pathlib.Path) -> None:
 
 
 def test_damaged_timings_are_named(tmp_path: pathlib.Path) -> None:
-    """A timing that cannot be read is no missing one: it is an error that names the file."""
+    """A timing that cannot be read is an error that names the file, not a missing one."""
     build_timing(shard=0, digest="sha256:1").write(str(tmp_path), num_shards=4)
     path = tmp_path / "timing-00000-of-00004.json"
     content = json.loads(path.read_text())
@@ -62,14 +62,14 @@ def test_damaged_timings_are_named(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: pathlib.Path) -> None:
-    """A side file is lost without a word; the run goes on."""
+    """A timing that cannot be written is silently dropped, and the run continues."""
     build_timing().write(str(tmp_path / "missing"), num_shards=4)
     RunTiming(began=1.0, seconds=2.0).write(str(tmp_path / "missing"))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_timing_of_a_run(tmp_path: pathlib.Path) -> None:
-    """It is read back; without one, or with one of another version, there is none; a damaged one is named."""
+    """A run's timing reads back; a missing one, or one of another version, is None; a damaged one is named."""
     assert read_run_timing(str(tmp_path)) is None
     RunTiming(began=1.0, seconds=2.5).write(str(tmp_path))
     found = read_run_timing(str(tmp_path))
@@ -84,7 +84,7 @@ def test_the_timing_of_a_run(tmp_path: pathlib.Path) -> None:
 
 
 def test_steady_time_is_without_compiling() -> None:
-    """Compiling is taken off, and nothing is below 0."""
+    """Steady time is without compilation, and never below 0."""
     timing = build_timing()
     assert timing.steady_seconds == timing.seconds - timing.compile_seconds
     assert dataclasses.replace(timing, compile_seconds=timing.seconds + 1).steady_seconds == 0

@@ -1,4 +1,4 @@
-"""Totals over a calibration set: exact, whatever the order and the shards."""
+"""Exact totals over a calibration set, for any order and shards."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import P_VALUES
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_output
 
-# Every statistic there is, and a table: one spec for each p-value and loss.
+# Every statistic, and a table: one spec for each p-value and loss.
 _SPECS = [
     *(Guarantee("textual", "rouge_l", delta=0.1, p_value=p_value).planned() for p_value in P_VALUES),
     *(Guarantee("risk", "rouge_l", delta=delta).planned() for delta in (0.1, 0.9)),
@@ -31,7 +31,7 @@ _SIGNED_UNIT = st.one_of(st.integers(-LOSS_SCALE, LOSS_SCALE), st.sampled_from([
 
 
 def _totals_of(generations: Sequence[Generation], losses: np.ndarray | None = None) -> CalibrationTotals:
-    """Totals of examples that are units by themselves, by default without any loss."""
+    """Returns totals of examples that are units by themselves, by default without any loss."""
     fixed = np.zeros((len(generations), 2, 3), np.int64) if losses is None else losses
     ids = [generation.example.id for generation in generations]
     return CalibrationTotals.of_examples(generations, _LAYOUT).merge(
@@ -41,7 +41,7 @@ def _totals_of(generations: Sequence[Generation], losses: np.ndarray | None = No
 
 @st.composite
 def _example(draw: st.DrawFn) -> tuple[Generation, np.ndarray]:
-    """One example with arbitrary losses and layers; sometimes a failed one."""
+    """Returns an example with arbitrary losses and layers; sometimes a failed one."""
     textual, signed = (draw(st.lists(unit, min_size=3, max_size=3)) for unit in (_UNIT, _SIGNED_UNIT))
     losses = np.array([textual, signed], np.int64)
     example = build_example(id=draw(st.uuids()).hex)
@@ -54,7 +54,7 @@ def _example(draw: st.DrawFn) -> tuple[Generation, np.ndarray]:
 
 
 def _all_totals(examples: Sequence[tuple[Generation, np.ndarray]]) -> CalibrationTotals:
-    """Totals of one batch."""
+    """Returns totals of one batch."""
     if not examples:
         return _ZERO
     return _totals_of([generation for generation, _ in examples], np.stack([losses for _, losses in examples]))
@@ -70,7 +70,7 @@ def _merged(parts: list[CalibrationTotals]) -> CalibrationTotals:
 @settings(max_examples=60, deadline=None)
 @given(examples=st.lists(_example(), max_size=8), data=st.data())
 def test_any_sharding_gives_the_same_totals(examples: list[tuple[Generation, np.ndarray]], data: st.DataObject) -> None:
-    """Any order, dealt to any shards in batches or one by one, merged in any tree, gives the identical value."""
+    """Any order, divided into any shards in batches or one by one, merged in any tree, gives the identical value."""
     shuffled = data.draw(st.permutations(examples))
     owners = data.draw(st.lists(st.integers(0, 3), min_size=len(examples), max_size=len(examples)))
     dealt = [[part for part, owner in zip(shuffled, owners, strict=True) if owner == i] for i in range(4)]
@@ -85,7 +85,7 @@ def test_any_sharding_gives_the_same_totals(examples: list[tuple[Generation, np.
 
 
 def _p_values(totals: CalibrationTotals) -> list[list[float]]:
-    """Every p-value, to the last bit, but the binomial one, which is for coins only."""
+    """Returns every p-value, to the last bit, except the binomial one, which is for coins only."""
     return [
         P_VALUES[spec.p_value].p_values(totals.evidence(spec), spec.delta, spec.epsilon).tolist()
         for spec in _SPECS
@@ -139,7 +139,7 @@ def test_layers_are_means_over_tokens() -> None:
 
 
 def test_layers_without_tokens_are_all_layers() -> None:
-    """Where nothing was generated, nothing was saved."""
+    """Without tokens, nothing was saved, so the mean is all layers."""
     assert _ZERO.whole.mean_layers(6) == (6.0,) * 4
 
 
@@ -150,7 +150,7 @@ def test_totals_over_other_grids_do_not_merge() -> None:
 
 
 def test_totals_survive_pickling() -> None:
-    """What workers send each other arrives equal."""
+    """Pickled totals, as between workers, are equal."""
     totals = _totals_of([build_generation(outputs=_OUTPUTS)])
     assert pickle.loads(pickle.dumps(totals)) == totals
     assert totals != _ZERO
@@ -164,7 +164,7 @@ _OUTPUTS = tuple(build_output("t") for _ in range(4))
 
 
 def test_fingerprint_does_not_depend_on_order_or_outputs() -> None:
-    """The same examples have the same fingerprint in any order, from any file, whatever became of them."""
+    """The same examples have the same fingerprint in any order, from any file, with any outputs."""
     one = build_generation(outputs=_OUTPUTS)
     two = build_generation(outputs=_OUTPUTS, example=build_example(id="b", file_index=3, line=9))
     moved = build_generation(outputs=(), failure="x", example=build_example(file_index=1, line=5))
@@ -195,6 +195,6 @@ def test_fingerprint_depends_on_content(change: dict[str, object]) -> None:
 
 
 def test_fingerprint_counts_examples_that_occur_twice() -> None:
-    """A set with an example twice is another set: digests are summed, not xor-ed."""
+    """A set with an example twice has another fingerprint: digests are summed, not xor-ed."""
     one = build_generation(outputs=_OUTPUTS)
     assert len({_fingerprint(), _fingerprint(one), _fingerprint(one, one), _fingerprint(one, one, one)}) == 4

@@ -53,7 +53,7 @@ def _check(generations: Sequence[Generation], objectives: Sequence[Objective]) -
 
 
 def _mixed(unseen: Sequence[str], *references: str, count: int, of: int) -> list[Generation]:
-    """Returns so many examples with these outputs among others that every metric sees."""
+    """Returns the given number of examples with these outputs among others that every metric sees."""
     seen = [_example(f"s{index:03}", _SEEN, "the summer was hot") for index in range(of - count)]
     return [_example(f"u{index:03}", unseen, *references) for index in range(count)] + seen
 
@@ -72,11 +72,11 @@ def _mixed(unseen: Sequence[str], *references: str, count: int, of: int) -> list
         ("exact_match", "textual", ("The", "...", "cat"), (), (1, 0)),
         ("rouge_l_unicode", "textual", ("...", "!", "..."), (), (1, 0)),
         ("rouge_l", "textual", ("да", "нет", "да"), (), (1, 1)),
-        # Most letters of what others are held against are dropped.
+        # Most letters of the texts to compare with are dropped.
         ("rouge_l", "textual", _RUSSIAN, (), (0, 1)),
         ("rouge_l_unicode", "textual", _RUSSIAN, (), (0, 0)),
         ("token_f1", "textual", _RUSSIAN, (), (0, 0)),
-        # Against references, of which one may do.
+        # Against references, one of which is enough.
         ("token_f1", "risk", ("...", "...", "..."), ("the",), (1, 0)),
         ("token_f1", "risk", ("...", "cat", "the"), ("cat", "the"), (1, 0)),
         ("token_f1", "risk", ("cat", "cat", "..."), ("...", "cat"), (0, 0)),
@@ -89,7 +89,7 @@ def _mixed(unseen: Sequence[str], *references: str, count: int, of: int) -> list
 def test_what_counts_as_unseen(
     metric: str, consistency: str, texts: Sequence[str], references: Sequence[str], expected: tuple[int, int]
 ) -> None:
-    """An example counts once if an output cannot be told from what it is held against, or too little is read of it."""
+    """An example counts once if an output looks like its comparison text to the metric, or too little is read."""
     found = _contrast([_example("a", texts, *references)], [_objective(metric, consistency)]).unseen
     assert found == () if expected == (0, 0) else [(each.no_token, each.few_letters) for each in found] == [expected]
 
@@ -110,7 +110,7 @@ def test_what_counts_as_unseen(
     ],
 )
 def test_more_than_a_tenth_without_tokens_end_the_run(metric: str, texts: Sequence[str], seeing: str) -> None:
-    """Ten of a hundred examples are counted; eleven end the run, in words that name one and the metrics that see it."""
+    """Ten of a hundred are counted; eleven end the run with a message that names one and the metrics that see it."""
     objectives = [_objective(metric)]
     _check(_mixed(texts, count=10, of=100), objectives)
     message = (
@@ -134,7 +134,7 @@ def test_more_than_a_tenth_without_tokens_end_the_run(metric: str, texts: Sequen
 def test_more_than_a_tenth_of_which_most_letters_are_dropped_end_the_run(
     texts: Sequence[str], references: Sequence[str], consistency: str
 ) -> None:
-    """A metric that compares what is left of texts of another script says too little, and is told by its letters."""
+    """A metric that compares only the remainder of texts in another script is refused by its letters."""
     objectives = [_objective("rouge_l", consistency)]
     _check(_mixed(texts, *references, count=10, of=100), objectives)
     with pytest.raises(
@@ -147,7 +147,7 @@ def test_more_than_a_tenth_of_which_most_letters_are_dropped_end_the_run(
 
 
 def test_no_metric_is_recommended_that_does_not_see_the_texts_either() -> None:
-    """Where nothing of ours sees the texts, the message says so; only characters can tell an empty text from blanks."""
+    """If none of our metrics sees the texts, the message says so; only characters separate empty texts from blanks."""
     text = UnseenText(id="a", text="", against="")
     with pytest.raises(MetricError, match=r"None of the metrics that come with calm-beam sees such texts\. Look at"):
         Unseen(metric="rouge_l", no_token=1, no_token_samples=(text,)).check(examples=1)
@@ -156,13 +156,13 @@ def test_no_metric_is_recommended_that_does_not_see_the_texts_either() -> None:
 @pytest.mark.parametrize("loss", ["dissimilarity", "dissimilarity>0.3"])
 @pytest.mark.parametrize("metric", ["token_f1", "exact_match"])
 def test_unseen_texts_are_losses(metric: str, loss: str) -> None:
-    """An output that cannot be told from the full model's has loss 1, in the mean and in a tail; an equal one has 0."""
+    """An output indistinguishable from the full model's has loss 1, in mean and tail; an equal one has 0."""
     scored = _scored(_example("a", ("\n\nA:", "\n" * 24, "A:\n")), [_objective(metric, loss=loss)])
     assert scored.losses.tolist() == [[LOSS_SCALE, 0]]
 
 
 def test_an_example_counts_once_for_a_metric() -> None:
-    """Mean and tail, textual and risk consistency of one metric are about the same example."""
+    """Mean and tail, textual and risk consistency of one metric count an example once."""
     objectives = [
         _objective("token_f1"),
         _objective("token_f1", loss="dissimilarity>0.3"),
@@ -178,7 +178,7 @@ def test_an_example_counts_once_for_a_metric() -> None:
 
 
 def test_only_metrics_that_are_asked_about_are_checked() -> None:
-    """Where a round is looked at, objectives that are not settled yet end nothing."""
+    """At a round's look, objectives that are not settled yet end nothing."""
     objectives = [_objective("token_f1"), _objective("rouge_l_unicode")]
     contrast = _contrast(_mixed(_BREAKS, count=20, of=40), objectives)
     contrast.check(objectives, METRICS.__getitem__, among=objectives[1:])
@@ -187,7 +187,7 @@ def test_only_metrics_that_are_asked_about_are_checked() -> None:
 
 
 def test_variants_are_of_the_same_examples() -> None:
-    """Of several ways of decoding the larger count stands: their examples are the same."""
+    """Of several variants the larger count is used, since their examples are the same."""
     one = (Unseen(metric="b", no_token=3), Unseen(metric="c", few_letters=2))
     other = (Unseen(metric="a", no_token=1), Unseen(metric="b", no_token=2, few_letters=4))
     counts = [(each.metric, each.no_token, each.few_letters) for each in largest_unseen([one, other])]
@@ -202,7 +202,7 @@ def test_variants_are_of_the_same_examples() -> None:
 
 
 def test_manifests_say_what_was_not_seen() -> None:
-    """Every metric is a record, and every count a sentence."""
+    """Every metric has a record in the manifest, and every count a sentence."""
     found = Unseen(metric="rouge_l", no_token=1, few_letters=1200)
     assert found.record() == UnseenRecord(metric="rouge_l", no_token=1, few_letters=1200)
     assert unseen_in_words([found.record()]) == (
@@ -226,7 +226,7 @@ def _generations(draw: st.DrawFn) -> list[Generation]:
     generations=_generations(), cuts=st.lists(st.integers(0, 12)), order=st.randoms(use_true_random=False)
 )
 def test_counts_merge_in_any_order(generations: list[Generation], cuts: list[int], order: random.Random) -> None:
-    """However examples are dealt out and merged, the counts are the numbers of examples, and samples the smallest."""
+    """In any division and merge order, counts are the numbers of examples, and samples the smallest."""
     objectives = [_objective("token_f1"), _objective("rouge_l", "risk")]
     count = functools.partial(_contrast, objectives=objectives)
     whole = count(generations)

@@ -1,4 +1,4 @@
-"""Examples of a shard become generations, whatever is wrong with some of them."""
+"""Examples of a shard become generations, even if some of them are invalid."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ def _decoded(**options: Any) -> dict[str, Generation]:
 
 
 def test_a_prompt_that_is_unfit_fails_the_run_or_counts_as_failed() -> None:
-    """It is never dropped: with `worst_case` it comes back with its failure and no output, and the rest is decoded."""
+    """An unfit prompt ends the run or, with `worst_case`, is kept with its failure and no output, never dropped."""
     with pytest.raises(DataError, match=r"unfit.*99"):
         _decoded(on_error="fail")
     found = _decoded(on_error="worst_case")

@@ -1,4 +1,4 @@
-"""What axe finds on a page: in both themes, on a desktop and on a phone, with all that is folded opened."""
+"""Axe's findings on a page in both themes, on a desktop and on a phone, with all folded parts opened."""
 
 import importlib.resources
 import itertools
@@ -16,7 +16,7 @@ _RUN = """async () => (await axe.run()).violations.flatMap((violation) =>
 
 
 def violations(browser: Any, page: pathlib.Path) -> list[str]:
-    """Returns every violation that axe finds, its best practices among its rules."""
+    """Returns every violation that axe finds, best practices included."""
     found: list[str] = []
     for scheme, form in FORMS:
         with opened(browser, page, color_scheme=scheme, **form) as seen:
@@ -25,7 +25,7 @@ def violations(browser: Any, page: pathlib.Path) -> list[str]:
 
 
 def violations_now(page: Any) -> list[str]:
-    """Returns what axe finds on a page of the browser's as it is now, but for opening what is folded."""
+    """Returns axe's findings on an open page of the browser, with folded parts opened."""
     axe = pytest.importorskip("axe_playwright_python", reason="needs axe: pip install 'calm-beam[dev]'")
     page.evaluate(_OPEN)
     page.evaluate(importlib.resources.files(axe).joinpath("axe.min.js").read_text(encoding="utf-8"))

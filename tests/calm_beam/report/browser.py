@@ -1,4 +1,4 @@
-"""The page in the Chromium of the machine, headless."""
+"""The page in the machine's Chromium, headless."""
 
 import contextlib
 import pathlib
@@ -19,7 +19,7 @@ needs_browser = [
 
 
 class SeenPage:
-    """A page, with all that it said and asked for."""
+    """A page, with its messages and requests."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -30,7 +30,7 @@ class SeenPage:
         page.on("request", lambda request: self.requests.append(request.url))
 
     def move(self, lane: int) -> None:
-        """Moves the slider as a hand does, and waits for what follows."""
+        """Moves the slider as a user does, and waits for the result."""
         slider = self.page.locator("#slider")
         slider.focus()
         now = int(slider.input_value())
@@ -39,7 +39,7 @@ class SeenPage:
         self.settle()
 
     def settle(self) -> None:
-        """Waits until what was asked for has been drawn."""
+        """Waits until all requested frames have been drawn."""
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def text(self, selector: str) -> str:
@@ -64,7 +64,7 @@ class SeenPage:
 
 @contextlib.contextmanager
 def opened(browser: Any, report: pathlib.Path, **options: Any) -> Iterator[SeenPage]:
-    """Opens the file without a network; in the end, there was no message and no request but for the file itself."""
+    """Opens the file without a network; checks at the end for messages, and requests other than for the file."""
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
     try:
         seen = SeenPage(context.new_page())
@@ -82,7 +82,7 @@ def started_browser() -> Iterator[Any]:
     """Starts the browser, and ends it."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'calm-beam[dev]'")
     with playwright.sync_playwright() as driver:
-        # Containers often have no user that a sandbox could be given to.
+        # Containers often have no user for a sandbox.
         started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield started
         started.close()

@@ -1,4 +1,4 @@
-"""Whole calibrations with known content, stored as `calibrate` stores them, made without a model."""
+"""Complete calibrations with known content, stored as `calibrate` stores them, made without a model."""
 
 import dataclasses
 import pathlib
@@ -41,7 +41,7 @@ def build_output(tokens: Sequence[int], layers: Sequence[int], confidences: Sequ
 def random_generations(
     count: int, *, seed: int = 0, thresholds: int = len(GRID), length: int = 9, num_layers: int = NUM_LAYERS
 ) -> list[Generation]:
-    """Returns examples whose outputs drift away from the full model's as thresholds fall; every tenth was cut."""
+    """Returns examples whose outputs diverge from the full model's as thresholds fall; every tenth was cut."""
     generator = np.random.default_rng(seed)
     generations = []
     for index in range(count):
@@ -86,20 +86,20 @@ def write_calibration(
     """Calibrates generations and stores everything as the command does, and returns the output directory.
 
     Args:
-      folder: Where to; made if needed.
-      generations: Of the grid.
-      specs: What is asked for.
+      folder: Folder to write to; made if needed.
+      generations: Generations at all thresholds of the grid.
+      specs: Requested guarantees.
       thresholds: The grid that was decoded.
       calibrated: The part of it that is calibrated; all of it if omitted.
-      rule: How it is said to have been decoded.
-      vocabulary: The vocabulary that is named.
+      rule: Exit rule to record.
+      vocabulary: Vocabulary to record.
       num_layers: Decoder depth.
-      max_decode_length: As in the settings.
+      max_decode_length: Longest output of the settings.
       num_shards: Number of files.
-      joint_epsilon: As in the plan.
-      model: Where the model is said to be.
+      joint_epsilon: Joint epsilon of the plan.
+      model: Path of the model to record.
       fingerprint: The model's.
-      patterns: Where the data are said to come from.
+      patterns: Patterns of data files to record.
     """
     decoded = DecodeSettings(
         rule=rule or ExitRule(),

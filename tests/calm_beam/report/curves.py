@@ -8,7 +8,7 @@ from typing import Any
 _DELTA = 0.05
 _NOT_TESTED, _ACCEPTED, _NOT_ACCEPTED = 0, 1, 2
 
-# Risks over the grid, by the share of it that lies above.
+# Risks over the grid, by the share of it that is above.
 _SHAPES = {
     "steep": lambda share: 3 * share**2,
     "flat": lambda share: 0.0,
@@ -20,10 +20,10 @@ _SHAPES = {
 
 
 def result_of_every_shape(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the data of a page with other results, and what is special about each.
+    """Yields the data of a page with other results, and the speciality of each.
 
     Args:
-      content: Data of a page; what is said of outputs is taken out.
+      content: Data of a page; its outputs are removed.
     """
     for (shape, risk_at), size in itertools.product(_SHAPES.items(), (1, 20, 100)):
         for chosen in sorted({0, 1, size - 1, size}):
@@ -32,7 +32,7 @@ def result_of_every_shape(content: dict[str, Any]) -> Iterator[tuple[str, dict[s
 
 
 def _with_result(content: dict[str, Any], risks: Sequence[float], *, chosen: int) -> dict[str, Any]:
-    """Returns data with one promise, about whose risks these are, and tests that stopped right below the choice."""
+    """Returns data with one promise with these risks, and tests that stopped right below the choice."""
     size = len(risks) - 1
     changed = copy.deepcopy(content)
     thresholds = [round(1 - place / size, 6) for place in range(size)]
@@ -50,7 +50,7 @@ def _with_result(content: dict[str, Any], risks: Sequence[float], *, chosen: int
         "tests": tests,
         "pValues": [None, *(0.01 if test == _ACCEPTED else 0.5 for test in tests[1:])],
     }
-    # Tolerances that lie close together, with values that do too.
+    # Tolerances that are close together, with values that are too.
     others = [
         {**entry, "delta": round(_DELTA + 0.001 * step, 6), "layers": 2 + step % 3 / 100} for step in range(1, size)
     ]

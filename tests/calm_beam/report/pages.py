@@ -9,7 +9,7 @@ _DATA = '<script type="application/json" id="data">'
 
 
 class ParsedPage(html.parser.HTMLParser):
-    """Texts of the elements that matter, and the names of all."""
+    """Texts of the relevant elements, and the names of all."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class ParsedPage(html.parser.HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Takes up an element."""
+        """Records an element."""
         self.tags.append(tag)
         self.attributes.extend(attrs)
         self.texts.setdefault(tag, []).append("")
@@ -31,26 +31,26 @@ class ParsedPage(html.parser.HTMLParser):
         self._open = None
 
     def handle_data(self, data: str) -> None:
-        """Takes up a text of the element that began last, up to its end."""
+        """Records a text of the element that began last, up to its end."""
         if self._open:
             self.texts[self._open][-1] += data
 
 
 def page_data(page: str) -> dict[str, Any]:
-    """Returns what the page's script reads: the first of the two scripts."""
+    """Returns the data that the page's script reads: the first of the two scripts."""
     content: dict[str, Any] = json.loads(ParsedPage(page).texts["script"][0])
     return content
 
 
 def with_data(page: str, content: dict[str, Any]) -> str:
-    """Returns the page about something else: with other data in the place of its own."""
+    """Returns the page with other data in place of its own."""
     data = json.dumps(content).replace("<", "\\u003c")
     begin = page.index(_DATA) + len(_DATA)
     return page[:begin] + data + page[page.index("</script>", begin) :]
 
 
 def page_about(report: pathlib.Path, content: dict[str, Any], folder: pathlib.Path) -> pathlib.Path:
-    """Writes a report about something else into a folder, and returns its path."""
+    """Writes a report with other data into a folder, and returns its path."""
     path = folder / "changed.html"
     path.write_text(with_data(report.read_text(encoding="utf-8"), content), encoding="utf-8")
     return path

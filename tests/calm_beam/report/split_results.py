@@ -1,4 +1,4 @@
-"""What repeated splits may have found, made up."""
+"""Made-up results of repeated splits."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ PROVENANCE: dict[str, Any] = {
 def trial_outcomes(
     *, trials: int = 3, measures: Sequence[str] = MEASURES, specs: Sequence[PlannedTest] = SPECS
 ) -> list[TrialOutcome]:
-    """Returns what trials chose: each another threshold, and the last of them none."""
+    """Returns the choices of trials: each another threshold, and the last of them none."""
     return [
         TrialOutcome(
             measure=measure,
@@ -52,12 +52,12 @@ def trial_outcomes(
 
 
 def split_summaries(**changes: Any) -> list[Summary]:
-    """Returns the same in summaries."""
+    """Returns the same as summaries."""
     return summaries(trial_outcomes(**changes))
 
 
 def split_results(**changes: Any) -> SplitResults:
-    """Returns all of it, with some changed."""
+    """Returns all results, with some changed."""
     summaries_of_all = split_summaries()
     results = SplitResults(
         trials=trial_outcomes(), curves=summaries_of_all, table=summaries_of_all, grid=grid_rows(), num_layers=8

@@ -1,4 +1,4 @@
-"""Pages for everybody: what axe finds, keyboards, paper, and readers who switch motion off."""
+"""Accessible pages: axe, keyboards, paper, and readers who switch motion off."""
 
 import pathlib
 from typing import Any
@@ -37,7 +37,7 @@ def document(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_axe_finds_what_is_wrong(browser: Any, document: pathlib.Path) -> None:
-    """A page is without violations, and one that does not name its language is not: the test would notice."""
+    """A page has no violations, and one without a language has, so the test would notice."""
     assert violations(browser, document) == []
     text = document.read_text(encoding="utf-8")
     document.write_text(text.replace('<html lang="en">', "<html>"), encoding="utf-8")
@@ -45,12 +45,12 @@ def test_axe_finds_what_is_wrong(browser: Any, document: pathlib.Path) -> None:
 
 
 def test_the_report_has_no_violations(browser: Any, report: pathlib.Path) -> None:
-    """The report of a calibration, with outputs."""
+    """The report of a calibration with outputs has no violations."""
     assert violations(browser, report) == []
 
 
 def test_heads_sort(browser: Any, document: pathlib.Path) -> None:
-    """By keyboard, numbers as numbers, names as people count, empty cells last either way; the order is announced."""
+    """Heads sort by keyboard: numbers as numbers, names naturally, empty cells last; the order is announced."""
     with opened(browser, document) as seen:
         names = seen.page.locator("tbody th")
         head = seen.page.get_by_role("button", name="number")
@@ -65,7 +65,7 @@ def test_heads_sort(browser: Any, document: pathlib.Path) -> None:
 
 
 def test_the_switch_of_themes(browser: Any, document: pathlib.Path) -> None:
-    """It is there where scripts run, and changes what the system asked for."""
+    """The switch exists if scripts run, and overrides the system's theme."""
     background = "getComputedStyle(document.body).backgroundColor"
     with opened(browser, document, color_scheme="dark") as seen:
         before = seen.page.evaluate(background)
@@ -75,7 +75,7 @@ def test_the_switch_of_themes(browser: Any, document: pathlib.Path) -> None:
 
 
 def test_paper_has_everything(browser: Any, document: pathlib.Path) -> None:
-    """Printed, a page is light, without switches, and nothing of it is folded or scrolled away."""
+    """A printed page is light, without switches, and nothing is folded or scrolled away."""
     shown = "(each) => each.checkVisibility({ contentVisibilityAuto: true }) && each.getBoundingClientRect().height > 0"
     with opened(browser, document, color_scheme="dark") as seen:
         assert not seen.page.locator("#folded").evaluate(shown)
@@ -87,7 +87,7 @@ def test_paper_has_everything(browser: Any, document: pathlib.Path) -> None:
 
 
 def test_nothing_moves() -> None:
-    """There is no motion that somebody would have to switch off."""
+    """No page has motion that a reader would have to switch off."""
     style = file_text("report.css")
     assert "transition" not in style
     assert "animation" not in style

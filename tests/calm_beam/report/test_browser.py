@@ -1,4 +1,4 @@
-"""The page in a browser: what moves, what is found, and that nothing is asked of the network."""
+"""The page in a browser: motion, search, and no network requests."""
 
 import pathlib
 from typing import Any
@@ -44,7 +44,7 @@ def test_the_slider_moves_everything(browser: Any, report: pathlib.Path, generat
 
 
 def test_all_outputs_are_unpacked(browser: Any, report: pathlib.Path, generations: list[Generation]) -> None:
-    """What the page counts as different from the full model is what differs in the stored outputs."""
+    """Outputs that the page counts as different from the full model differ in the stored outputs."""
     decoded = [item for item in generations if item.outputs]
     with opened(browser, report) as seen:
         seen.page.locator("#changed").check()
@@ -57,7 +57,7 @@ def test_all_outputs_are_unpacked(browser: Any, report: pathlib.Path, generation
 
 
 def test_differences_are_marked(browser: Any, report: pathlib.Path) -> None:
-    """Without the marked tokens, the two outputs of an example are the same; those that are the same have no marks."""
+    """Without the marked tokens, the two outputs of an example are equal; equal ones have no marks."""
     with opened(browser, report) as seen:
         seen.move(len(GRID))
         pairs = seen.page.locator(".pair").evaluate_all(
@@ -74,7 +74,7 @@ def test_differences_are_marked(browser: Any, report: pathlib.Path) -> None:
 
 
 def test_search(browser: Any, report: pathlib.Path) -> None:
-    """Examples are found by words of id, prompt or outputs, all of which must be there; an empty field shows all."""
+    """Examples are found by words of id, prompt or outputs, all of which must match; an empty field shows all."""
     with opened(browser, report) as seen:
         count = seen.page.locator(".example").count()
         search = seen.page.get_by_label("Search examples")
@@ -93,7 +93,7 @@ def test_search(browser: Any, report: pathlib.Path) -> None:
 
 
 def test_more_examples_are_shown_on_demand(browser: Any, report: pathlib.Path) -> None:
-    """Twenty are shown at first, and the button brings the others, until it is gone."""
+    """Twenty are shown at first, and the button adds the others, until it is gone."""
     with opened(browser, report) as seen:
         assert seen.page.locator(".example").count() == 20
         seen.page.locator("#more").click()
@@ -121,7 +121,7 @@ def test_themes(browser: Any, report: pathlib.Path) -> None:
 
 
 def test_promises_are_chosen(browser: Any, report: pathlib.Path) -> None:
-    """Choosing an entry brings its sentence, its threshold and its end; never exit is said in so many words."""
+    """A chosen entry shows its sentence, its threshold and its end; never exit is named as such."""
     entries = read_calibrated(str(report.parent)).manifest.calibrations
     with opened(browser, report) as seen:
         for index, entry in enumerate(entries):
@@ -142,7 +142,7 @@ def test_promises_are_chosen(browser: Any, report: pathlib.Path) -> None:
 
 
 def test_one_tolerance_gets_a_curve(browser: Any, report: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Of a single tolerance, layers are drawn over the risks of all thresholds, not as single points."""
+    """For a single tolerance, layers are drawn over the risks of all thresholds, not as single points."""
     content = page_data(report.read_text(encoding="utf-8"))
     content["entries"] = [content["entries"][0] | {"delta": 0.5}]
     with opened(browser, page_about(report, content, tmp_path)) as seen:
@@ -154,7 +154,7 @@ def test_one_tolerance_gets_a_curve(browser: Any, report: pathlib.Path, tmp_path
 
 
 def test_values_are_told_where_one_points(browser: Any, report: pathlib.Path) -> None:
-    """Pointing at a threshold tells its risk, p-value and verdict; at a token, its layer and confidence."""
+    """Pointing at a threshold shows its risk, p-value and verdict; at a token, its layer and confidence."""
     calibrated = read_calibrated(str(report.parent))
     with opened(browser, report) as seen:
         seen.page.locator("#entry").select_option("0")
@@ -177,7 +177,7 @@ def test_values_are_told_where_one_points(browser: Any, report: pathlib.Path) ->
 
 
 def test_everything_is_reached_by_keys(browser: Any, report: pathlib.Path) -> None:
-    """Tab reaches the theme, the promise, charts, search, outputs and slider; arrows go through tokens."""
+    """Tab reaches the theme, the promise, charts, search, outputs and slider; arrows move through tokens."""
     with opened(browser, report) as seen:
         reached = []
         for _ in range(60):
@@ -196,7 +196,7 @@ def test_everything_is_reached_by_keys(browser: Any, report: pathlib.Path) -> No
 
 
 def test_phones(browser: Any, report: pathlib.Path) -> None:
-    """At 375 pixels nothing is wider than the screen, and a tap tells what pointing does."""
+    """At 375 pixels nothing is wider than the screen, and a tap does what pointing does."""
     with opened(browser, report, **PHONE) as seen:
         sizes = seen.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
         assert sizes == [375, 375]
@@ -210,7 +210,7 @@ def test_phones(browser: Any, report: pathlib.Path) -> None:
 
 
 def test_markup_in_texts_stays_text(browser: Any, report: pathlib.Path) -> None:
-    """A prompt with a script in it is read as it was written, and does nothing."""
+    """A prompt with a script in it is shown as text, and does nothing."""
     with opened(browser, report) as seen:
         seen.page.get_by_label("Search examples").fill("evil")
         seen.settle()
@@ -221,7 +221,7 @@ def test_markup_in_texts_stays_text(browser: Any, report: pathlib.Path) -> None:
 
 
 def test_foreign_scripts_do_not_run(browser: Any, report: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """What somebody put into the file is refused by its policy, and the check for messages sees it."""
+    """The policy blocks a foreign script in the file, and the check for messages sees it."""
     changed = tmp_path / "changed.html"
     foreign = "<script>document.title = 'foreign'</script><img src='http://example.invalid/x.png'></main>"
     changed.write_text(report.read_text(encoding="utf-8").replace("</main>", foreign), encoding="utf-8")
@@ -238,7 +238,7 @@ def test_foreign_scripts_do_not_run(browser: Any, report: pathlib.Path, tmp_path
 
 
 def test_a_page_without_outputs(browser: Any, report: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Without generations the promises and the chart of risks are there, and what would be empty is not."""
+    """Without generations the promises and the chart of risks are shown, and empty parts are not."""
     page = build_page(
         read_calibrated(str(report.parent)),
         None,

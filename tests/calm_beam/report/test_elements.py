@@ -1,4 +1,4 @@
-"""Pieces of pages: texts of others show what they are, and nothing else; tables sort as their numbers do."""
+"""Parts of pages: foreign texts are shown as text only; tables sort by their numbers."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.calm_beam.report.pages import ParsedPage
 
 
 def test_cells_are_texts_and_numbers() -> None:
-    """Numbers have what they are sorted by; texts of others stay texts; the first cell of a row is its head."""
+    """Numbers have a sort key; foreign texts stay texts; the first cell of a row is its head."""
     made = table(("name <b>", "risk"), [("</bdi><i>x", number(-0.5, ".2f")), ("y", number(None))], label='a "b"')
     parsed = ParsedPage(made)
     assert set(parsed.tags) == {"div", "table", "thead", "tbody", "tr", "th", "td", "bdi"}
@@ -19,7 +19,7 @@ def test_cells_are_texts_and_numbers() -> None:
 
 
 def test_kinds_are_classes() -> None:
-    """A cell's kind is a class, and no style stands beside it: the policy would not let one through."""
+    """A cell's kind is a class without an inline style, which the policy would block."""
     made = table(("a", "b"), [("x", Cell("3", 3, kind="heat h2"))], label="x")
     assert '<td class="heat h2" data-value="3"><bdi>3</bdi></td>' in made
     assert "style=" not in made
@@ -27,7 +27,7 @@ def test_kinds_are_classes() -> None:
 
 @pytest.mark.parametrize("text", ["plain text", "naïve", "שלום", "a\u2069b\u202e"])
 def test_isolates_are_closed(text: str) -> None:
-    """An isolated text opens and closes one isolate at most, whatever is in it."""
+    """An isolated text opens and closes at most one isolate, whatever it contains."""
     assert isolated(text).count("\u2068") == isolated(text).count("\u2069") <= 1
 
 
@@ -45,7 +45,7 @@ def test_isolates_are_closed(text: str) -> None:
     ],
 )
 def test_places(place: str, shown: str) -> None:
-    """Local paths from the root lose what comes before their last two names; all others stay."""
+    """Absolute local paths keep their last two names only; all others are unchanged."""
     assert short_place(place) == shown
 
 
@@ -62,5 +62,5 @@ def test_places(place: str, shown: str) -> None:
     ],
 )
 def test_places_in_messages(text: str, shown: str) -> None:
-    """Every local path from the root in a message is short, with the marks around it as they were."""
+    """Every absolute local path in a message is shortened, and the marks around it are unchanged."""
     assert with_short_places(text) == shown

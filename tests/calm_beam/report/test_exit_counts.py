@@ -26,7 +26,7 @@ def _counted(
     ("lanes", "end_ids"), [(range(len(GRID) + 1), (1,)), ((0, 3), (1,)), (range(len(GRID) + 1), tuple(range(3, 20)))]
 )
 def test_against_a_loop(tmp_path: pathlib.Path, lanes: Sequence[int], end_ids: tuple[int, ...]) -> None:
-    """Tokens by lane, position and layer, and outputs that were cut, are those that a loop counts, without failures."""
+    """Counts of tokens by branch, position and layer, and of cut outputs, equal a loop's, without failures."""
     generations = random_generations(40)
     generations[5] = dataclasses.replace(generations[5], outputs=(), failure="broken")
     counts = _counted(tmp_path / "shard.parquet", generations, lanes, end_ids=end_ids)
@@ -46,7 +46,7 @@ def test_against_a_loop(tmp_path: pathlib.Path, lanes: Sequence[int], end_ids: t
 
 
 def test_parts_add_up(tmp_path: pathlib.Path) -> None:
-    """The counts of two shards of different longest outputs, merged either way, are those of both together."""
+    """Counts of two shards with different longest outputs, merged either way, are those of both together."""
     one, other = random_generations(10, length=4), random_generations(10, seed=1)
     parts = [_counted(tmp_path / "a", one, (0, 1)), _counted(tmp_path / "b", other, (0, 1))]
     whole = _counted(tmp_path / "c", [*one, *other], (0, 1))
@@ -56,7 +56,7 @@ def test_parts_add_up(tmp_path: pathlib.Path) -> None:
 
 
 def test_nothing_to_count(tmp_path: pathlib.Path) -> None:
-    """Shards of failures alone, and outputs without a token, count as nothing."""
+    """Shards of failures alone, and outputs without a token, count nothing."""
     failed = build_generation(outputs=(), failure="broken")
     empty = build_generation(outputs=(build_output((), ()),) * 2)
     assert _counted(tmp_path / "a", [failed], (0, 1)).outputs == 0

@@ -21,7 +21,7 @@ def _chart(*names: str, **changes: object) -> LineChart:
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_every_measure_can_be_drawn(tmp_path: pathlib.Path, kind: str) -> None:
-    """Those with styles of their own too, static layers and the oracle; each file has its kind, the same each time."""
+    """Every measure, static layers and the oracle can be drawn; each file has its format, the same each time."""
     written = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -39,7 +39,7 @@ def test_every_measure_can_be_drawn(tmp_path: pathlib.Path, kind: str) -> None:
 
 
 def test_charts_share_a_legend_unless_their_lines_differ() -> None:
-    """Of lines with the same names it stands once, with what they are compared with; of others, in every panel."""
+    """Lines with equal names share one legend, with what they are compared with; others have one in every panel."""
     figure = Figure()
     draw_charts([[_chart("a", "b", level=(1.0, "full"), has_diagonal=True), _chart("a", "b")]], figure, note="N")
     (legend,) = figure.legends
@@ -53,7 +53,7 @@ def test_charts_share_a_legend_unless_their_lines_differ() -> None:
 
 
 def test_a_panel_says_what_the_drawing_of_a_page_says() -> None:
-    """Names, ends, scale and colours are those of the chart."""
+    """Names, ends, scale and colours of a panel are those of the page's chart."""
     figure = Figure()
     draw_charts([[_chart("a", "b", is_log=True, y_ends=(0.0, 2.0))]], figure)
     (axes,) = figure.axes
@@ -64,7 +64,7 @@ def test_a_panel_says_what_the_drawing_of_a_page_says() -> None:
 
 
 def test_a_single_point_can_be_drawn(tmp_path: pathlib.Path) -> None:
-    """As of experiments that find one number for each way of exiting."""
+    """A single point, as in experiments with one number for each way of exiting, can be drawn."""
     line = Line(name="full model", points=[(4.0, 1.0)], ends=[(1.0, 1.0)], style=FULL)
     write_figure(str(tmp_path / "one.pdf"), [[_chart("a", lines=[line])]], title="All")
     assert (tmp_path / "one.pdf").read_bytes().startswith(b"%PDF")

@@ -14,7 +14,7 @@ from tests.sampling import sampled
 
 pytestmark = needs_browser
 
-# Texts of a drawing that cover each other or the marks, and those beyond the edge of the window. A box has some room
+# Texts of a drawing that overlap each other or the marks, and those beyond the edge of the window. A box has some room
 # above and below its letters.
 _COVERED = """(figure) => {
     const boxes = (names, inset) => [...figure.querySelectorAll(names)].map((element) => {
@@ -49,7 +49,7 @@ _PLACE_OF_CHOICE = """(figure) => {
 def test_labels_never_collide(
     browser: Any, report: pathlib.Path, tmp_path: pathlib.Path, every: int, options: Any
 ) -> None:
-    """Whatever was chosen, and wherever the test stopped: no text of a drawing covers another one or a mark."""
+    """With any choice and any end of the test, no text of a drawing overlaps another one or a mark."""
     content = page_data(report.read_text(encoding="utf-8"))
     covered = {}
     names = set()
@@ -69,7 +69,7 @@ def test_labels_never_collide(
 
 
 def test_labels_that_collide_are_found(browser: Any, report: pathlib.Path) -> None:
-    """The check sees a label that was moved onto another one, and one that was moved onto a mark."""
+    """The check sees a label that was moved onto another one, and one moved onto a mark."""
     with opened(browser, report) as seen:
         chart = seen.page.locator("#risk-chart")
         assert chart.evaluate(_COVERED) == []
@@ -80,7 +80,7 @@ def test_labels_that_collide_are_found(browser: Any, report: pathlib.Path) -> No
 
 
 def test_few_tokens_are_faded(browser: Any, report: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Columns of fewer than thirty tokens are fainter the fewer they are, and the row below says how many there are."""
+    """Columns of fewer than thirty tokens are fainter the fewer they are, and the row below has their number."""
     content = page_data(report.read_text(encoding="utf-8"))
     content["exits"] = {
         **content["exits"],

@@ -18,7 +18,7 @@ def _marks(svg: str) -> list[tuple[float, float]]:
 
 
 def test_points_lie_where_their_numbers_are() -> None:
-    """What is twice as far to the right or up is drawn so; what goes up goes up; the drawing is well-formed."""
+    """Positions are proportional to numbers, larger ones are higher, and the drawing is well-formed."""
     svg = _chart(Line(name="a", points=[(0, 0), (1, 1), (2, 4)], style=0)).svg()
     xml.etree.ElementTree.fromstring(svg)
     (x0, y0), (x1, y1), (x2, y2) = _marks(svg)
@@ -28,7 +28,7 @@ def test_points_lie_where_their_numbers_are() -> None:
 
 
 def test_equal_factors_are_equal_steps() -> None:
-    """On a logarithmic scale, 1, 10 and 100 are as far apart, and have ticks."""
+    """On a logarithmic scale, 1, 10 and 100 are equally spaced, and have ticks."""
     svg = _chart(Line(name="a", points=[(1, 0), (10, 1), (100, 2)], style=0), is_log=True).svg()
     (x0, _), (x1, _), (x2, _) = _marks(svg)
     assert x2 - x1 == pytest.approx(x1 - x0, abs=0.2)
@@ -36,7 +36,7 @@ def test_equal_factors_are_equal_steps() -> None:
 
 
 def test_a_single_point_and_a_flat_line_can_be_drawn() -> None:
-    """Nothing is divided by a width or a height of zero."""
+    """A single point and a flat line are drawn without a division by zero."""
     for points in ([(3.0, 0.0)], [(3.0, 2.0)], [(1.0, -5.0), (2.0, -5.0)]):
         svg = _chart(Line(name="a", points=points, style=0)).svg()
         xml.etree.ElementTree.fromstring(svg)
@@ -66,7 +66,7 @@ def test_what_lines_are_compared_with() -> None:
 
 
 def test_names_of_others_stay_texts() -> None:
-    """Names turn nothing around and are no elements; drawings have a name for screen readers."""
+    """Names cannot change the direction of text or add elements; drawings have a name for screen readers."""
     name = "<script>\u202e"
     line = Line(name=name, points=[(0, 1), (1, 2)], style=0)
     for made in (_chart(line, title=name).figure(), legend([line])):
@@ -76,7 +76,7 @@ def test_names_of_others_stay_texts() -> None:
 
 
 def test_lines_are_told_apart_without_colours() -> None:
-    """Lines that are compared have other marks each; of many points there is the line alone."""
+    """Compared lines have different marks; of many points only the line is drawn."""
     items = [legend([Line(name=str(style), points=[(0, 0), (1, 1)], style=style)]) for style in range(6)]
     marks = {re.search(r'd="[^"]+" t|<circle', item.partition("M1 8h26")[2])[0] for item in items}  # type: ignore[index]
     assert len(marks) == 6

@@ -1,4 +1,4 @@
-"""Manifests and answers in notebooks: what is shown, and that texts of others are nothing but text."""
+"""Manifests and answers in notebooks, with foreign texts as plain text."""
 
 import dataclasses
 import html.parser
@@ -33,7 +33,7 @@ _ATTRIBUTES_OF_OURS = {"class", "role", "aria-label", "scope", "title"}
 
 
 class _Seen(html.parser.HTMLParser):
-    """What a browser makes of HTML: elements, attributes, and the text of both."""
+    """HTML as a browser reads it: elements, attributes, and the text of both."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def _html(shown: Any) -> str:
     ids=["manifest", "never", "groups", "sequential", "variants", "settings", "answer"],
 )
 def test_nothing_but_known_elements(shown: Any) -> None:
-    """Every element is closed and one of ours, and nothing runs or is fetched."""
+    """Every element is closed and from our list, and nothing runs or is downloaded."""
     seen = _Seen(_html(shown))
     assert set(seen.elements) <= _ELEMENTS
     assert seen.attributes <= _ATTRIBUTES_OF_OURS
@@ -106,7 +106,7 @@ def test_nothing_but_known_elements(shown: Any) -> None:
 
 
 def test_a_manifest_shows_promise_curve_and_entries() -> None:
-    """The promise by which tokens exit in a sentence, a mark for each threshold tested, and all entries in a table."""
+    """A manifest shows its promise, a mark for each tested threshold, and all entries in a table."""
     manifest = build_manifest(calibrations=(build_never_exit(), build_calibration()))
     seen = _Seen(_html(manifest))
     promise = "at least 95\u00a0% over the draw of the 200 calibration examples, exiting at threshold 0.8"
@@ -120,21 +120,21 @@ def test_a_manifest_shows_promise_curve_and_entries() -> None:
 
 
 def test_a_manifest_without_exits_says_so() -> None:
-    """Where no threshold is safe, that is the promise, and the failed test is drawn."""
+    """Without a safe threshold, that is the promise, and the failed test is drawn."""
     seen = _Seen(_html(build_manifest(calibrations=(build_never_exit(),))))
     assert "Never exit: from 200 calibration examples, no threshold could be proved" in seen.text
     assert seen.elements.count("circle") == 0
 
 
 def test_a_manifest_of_settings_shows_its_setting() -> None:
-    """The setting that was proved safe, with its cost, and every entry."""
+    """A settings manifest shows the setting that was proved safe, with its cost, and every entry."""
     seen = _Seen(_html(build_setting_manifest()))
     assert "setting 6bit loses in expectation at most 0.1, at cost 6." in seen.text
     assert "8bit: risk" in seen.text
 
 
 def test_layers_stand_below_their_tokens() -> None:
-    """Each cell has the token's text above its layer; an answer that was sent to another process has layers alone."""
+    """Each cell has the token's text above its layer; an answer sent to another process has layers alone."""
     answer = _answer(text="5 9")
     seen = _Seen(_html(answer))
     assert answer.token_texts == ("5", " 9", "</s>")
@@ -146,7 +146,7 @@ def test_layers_stand_below_their_tokens() -> None:
 
 
 def test_an_answer_shows_its_layers() -> None:
-    """Its text, and for each token a cell with the layer at which it left, in that layer's colour."""
+    """An answer shows its text, and for each token a cell with its exit layer, in that layer's colour."""
     found = _html(_answer())
     seen = _Seen(found)
     assert seen.text.startswith("Le chat dort.241")
@@ -161,7 +161,7 @@ def test_an_answer_shows_its_layers() -> None:
 
 
 def test_an_answer_without_tokens() -> None:
-    """An answer that generated nothing has no cells, and nothing is divided by nothing."""
+    """An answer without tokens has no cells, and causes no division by zero."""
     seen = _Seen(_html(_answer(text="", tokens=(), exit_layers=(), confidences=())))
     assert "0 tokens, 0 of 0 layers run, nothing saved." in seen.text
     assert "span" not in seen.elements
@@ -189,7 +189,7 @@ def _hostile() -> list[Any]:
 
 @pytest.mark.parametrize("index", range(3), ids=["manifest", "settings", "answer"])
 def test_texts_of_others_are_only_read(index: int) -> None:
-    """HTML in a metric, a group, a setting or an answer is shown as it is written, and makes no element."""
+    """HTML in a metric, a group, a setting or an answer is shown as text, and makes no element."""
     seen = _Seen(_html(_hostile()[index]))
     assert set(seen.elements) <= _ELEMENTS
     assert seen.attributes <= _ATTRIBUTES_OF_OURS
@@ -197,14 +197,14 @@ def test_texts_of_others_are_only_read(index: int) -> None:
 
 
 def test_directions_and_controls_do_not_leak() -> None:
-    """Characters that turn what follows them, or do something at a terminal, are shown as escapes."""
+    """Characters that change the direction of text, or control a terminal, are shown as escapes."""
     seen = _Seen(_html(_answer(text="a\u202eb\x1b[31mc")))
     assert "\u202e" not in seen.text
     assert "\x1b" not in seen.text
 
 
 def test_a_manifest_shows_itself_without_a_model(tmp_path: pathlib.Path) -> None:
-    """Reading a manifest loads no report; showing it loads that, and neither JAX nor Beam."""
+    """Reading a manifest loads no report module; showing it loads that, and neither JAX nor Beam."""
     write_manifest(build_manifest(), tmp_path / "manifest.json")
     code = (
         "import sys; from calm_beam.manifest import read_manifest; manifest = read_manifest(sys.argv[1])\n"
@@ -217,7 +217,7 @@ def test_a_manifest_shows_itself_without_a_model(tmp_path: pathlib.Path) -> None
 
 @pytest.mark.parametrize("shown", [build_manifest(), build_setting_manifest(), _answer()])
 def test_without_reports_there_is_only_text(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In calm-beam-serving a notebook shows what print does; anything else that is missing is an error."""
+    """In calm-beam-serving a notebook shows the printed text; any other missing module is an error."""
     for name in ("calm_beam.report", "calm_beam.report.notebook"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
@@ -237,13 +237,13 @@ def test_without_reports_there_is_only_text(shown: Any, monkeypatch: pytest.Monk
 
 
 class TestInABrowser:
-    """In the Chromium of the machine."""
+    """In the machine's Chromium."""
 
     pytestmark = needs_browser
 
     @pytest.mark.parametrize(("is_light", "ink"), [("true", "rgb(28, 30, 35)"), ("false", "rgb(228, 230, 234)")])
     def test_it_has_the_notebooks_theme(self, is_light: str, ink: str, browser: Any, tmp_path: pathlib.Path) -> None:
-        """Text and layers have the colours of a light or a dark notebook; nothing beside them is styled."""
+        """Text and layers have the colours of a light or a dark notebook; elements around them are not styled."""
         page = tmp_path / "notebook.html"
         fragment = _html(build_manifest()) + _html(_answer())
         page.write_text(

@@ -1,4 +1,4 @@
-"""The page as a file: what is in it, how large it is, and that nothing breaks out of it."""
+"""The page as a file: its content, its size, and no way for texts to become markup."""
 
 import base64
 import dataclasses
@@ -72,14 +72,14 @@ def test_the_page_shows_what_is_stored(folder: pathlib.Path) -> None:
 
 
 def test_a_page_is_made_again_alike(folder: pathlib.Path) -> None:
-    """The same calibration gives the same bytes; another seed another order of examples."""
+    """The same calibration gives the same bytes; another seed gives another order of examples."""
     assert _page(folder) == _page(folder)
     samples = [page_data(_page(folder, seed=seed, most_examples=5))["examples"] for seed in (0, 1)]
     assert [example["id"] for example in samples[0]] != [example["id"] for example in samples[1]]
 
 
 def test_a_coarser_grid_shows_its_own_outputs(tmp_path: pathlib.Path) -> None:
-    """Where a part of the decoded grid was calibrated, outputs of that part are shown, and of no other threshold."""
+    """If a part of the decoded grid was calibrated, outputs of that part alone are shown."""
     generations = random_generations(12)
     folder = write_calibration(tmp_path / "out", generations, calibrated=(0.6, 0.0))
     data = page_data(_page(folder))
@@ -93,7 +93,7 @@ def test_a_coarser_grid_shows_its_own_outputs(tmp_path: pathlib.Path) -> None:
 
 
 def test_texts_cannot_break_out(tmp_path: pathlib.Path) -> None:
-    """Markup in ids, prompts, references, failures and paths stays text: no element and no attribute comes of it."""
+    """Markup in ids, prompts, references, failures and paths stays text, without elements or attributes."""
     generations = random_generations(4)
     for index, item in enumerate(generations):
         example = dataclasses.replace(item.example, id=f"{_EVIL}{index}", input=_EVIL, references=(_EVIL,))
@@ -114,7 +114,7 @@ def test_texts_cannot_break_out(tmp_path: pathlib.Path) -> None:
 
 
 def test_nothing_may_be_loaded(folder: pathlib.Path) -> None:
-    """The policy lets nothing through but the page's own style and script, by their digests; the page has no links."""
+    """The policy allows only the page's own style and script, by their digests; the page has no links."""
     page = _page(folder)
     parsed = ParsedPage(page)
     (policy,) = (value for name, value in parsed.attributes if name == "content" and value and "default-src" in value)
@@ -129,14 +129,14 @@ def test_nothing_may_be_loaded(folder: pathlib.Path) -> None:
 
 
 def test_promises_stand_in_the_html(folder: pathlib.Path) -> None:
-    """Readers without scripts find every promise in words."""
+    """Every promise is readable without scripts."""
     parsed = ParsedPage(_page(folder))
     promises = [text for text in parsed.texts["li"] if "in expectation" in text]
     assert len(promises) == len(SPECS)
 
 
 def test_the_page_stays_below_its_limit(tmp_path: pathlib.Path) -> None:
-    """Of a set that would take more than 5 MB as many examples are shown as fit, and the page says how many of all."""
+    """Of a set that would take more than 5 MB as many examples are shown as fit, and the page has both numbers."""
     generations = random_generations(800, thresholds=1, length=4)
     for index, item in enumerate(generations):
         example = dataclasses.replace(item.example, input=f"{index}" + "é<" * 1000)
@@ -158,7 +158,7 @@ def test_the_page_stays_below_its_limit(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("limit", [0, 1_000, 4_000])
 def test_a_smaller_room_holds_fewer_examples(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """Whatever room is left beside the rest, the page fills it and no more, with the first examples of the sample."""
+    """With any room left, the page fills it and no more, with the first examples of the sample."""
     whole = [example["id"] for example in page_data(_page(folder))["examples"]]
     bare = len(_page(folder, most_examples=0).encode())
     monkeypatch.setattr(page_module, "LARGEST_PAGE", bare + 10 + limit)
@@ -178,7 +178,7 @@ def test_a_page_that_cannot_be_small_is_refused(folder: pathlib.Path, monkeypatc
 
 
 def test_fine_grids_are_thinned(tmp_path: pathlib.Path) -> None:
-    """Of a grid of 500 thresholds some 100 are shown, among them each that was chosen or where a test ended."""
+    """Of a grid of 500 thresholds some 100 are shown, with each chosen one and each end of a test."""
     grid = tuple(place / 500 for place in reversed(range(500)))
     generations = []
     for item in random_generations(12):
@@ -226,14 +226,14 @@ def test_operations_are_counted_at_chosen_thresholds(folder: pathlib.Path, tmp_p
 
 
 def test_without_generations(folder: pathlib.Path) -> None:
-    """Without generations the page has the promises and curves alone."""
+    """Without generations the page has promises and curves only."""
     data = page_data(_page(folder, stored=None, remarks=["why"]))
     assert (data["exits"], data["sample"], data["examples"], data["remarks"]) == (None, None, [], ["why"])
     assert len(data["entries"]) == len(SPECS)
 
 
 def test_failures_are_listed(tmp_path: pathlib.Path) -> None:
-    """Failed examples stand in the list with their reasons, are counted, and are shown among the examples."""
+    """Failed examples are listed with their reasons, counted, and shown among the examples."""
     generations = random_generations(8)
     generations[2] = dataclasses.replace(generations[2], outputs=(), failure="lost in decoding")
     data = page_data(_page(write_calibration(tmp_path / "out", generations)))
@@ -245,7 +245,7 @@ def test_failures_are_listed(tmp_path: pathlib.Path) -> None:
 
 
 def test_no_path_tells_whose_machine_it_was(tmp_path: pathlib.Path) -> None:
-    """Of local paths the page has the last names, wherever they stand; places in a cloud stand as a whole."""
+    """Local paths are reduced to their last names everywhere; cloud addresses are complete."""
     generations = random_generations(4)
     generations[0] = dataclasses.replace(generations[0], outputs=(), failure="/home/ada/secret/code.py: broken")
     remarks = ["the model is not available: checkpoint /home/ada/secret/models/tiny: no such directory."]
@@ -278,13 +278,13 @@ def test_no_path_tells_whose_machine_it_was(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_layers_that_may_exit_are_named(tmp_path: pathlib.Path, rule: ExitRule, said: str) -> None:
-    """Which of four layers may exit is said by their numbers."""
+    """The page names the layers that may exit by their numbers."""
     data = page_data(_page(write_calibration(tmp_path / "out", random_generations(4), rule=rule)))
     assert dict(data["facts"])["Exits"] == said
 
 
 def test_what_cannot_be_seen_is_written_out(tmp_path: pathlib.Path) -> None:
-    """Controls and what turns words around stand as escapes, in names and texts; texts keep their lines."""
+    """Control and direction characters are shown as escapes, in names and texts; texts keep their lines."""
     turning = "a\u202eb\u2066c\x1b[31m\x85\u200fd\n"
     generations = random_generations(3)
     for index, item in enumerate(generations):

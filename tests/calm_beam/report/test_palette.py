@@ -1,4 +1,4 @@
-"""The colours of layers can be told apart, and read upon."""
+"""Colours of layers are distinguishable, and text on them is readable."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def test_texts_can_be_read_on_every_colour(num_layers: int) -> None:
 
 @pytest.mark.parametrize("num_layers", [2, 6, 8, 12, 24])
 def test_lightness_alone_orders_the_layers(num_layers: int) -> None:
-    """Later layers are ever darker on a light page and ever lighter on a dark one, so no hue has to be seen."""
+    """Later layers are ever darker on a light page and ever lighter on a dark one, so hues are not needed."""
     colours = layer_colours(num_layers)
     for below, above in itertools.pairwise(colours):
         assert contrast(below.light, "#000000") > contrast(above.light, "#000000")
@@ -40,7 +40,7 @@ def test_contrast_of_known_colours() -> None:
 
 
 def test_ends_of_the_scale() -> None:
-    """The first and the last layer have the colours at the ends, whatever lies between."""
+    """The first and the last layer have the colours at the ends, for any number of layers."""
     for num_layers in (2, 5, 24):
         colours = layer_colours(num_layers)
         assert (colours[0].light, colours[-1].light) == ("#fdf1c2", "#2a2f72")

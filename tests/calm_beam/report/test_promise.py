@@ -1,4 +1,4 @@
-"""What the page says of every kind of result."""
+"""Sentences of the page for every kind of result."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def test_textual_consistency() -> None:
 
 
 def test_a_measured_speed_stands_for_operations_that_nobody_counted() -> None:
-    """The sentence names the prompts at a time; operations come first, where they were counted."""
+    """The sentence has the batch size; operations come first, if they were counted."""
     engine = EngineRecord(name="xla", instructions="cpu avx2", head="exact")
     speed = SpeedRecord(
         calibrations=(0,),
@@ -64,7 +64,7 @@ def test_a_measured_speed_stands_for_operations_that_nobody_counted() -> None:
 
 
 def test_tails() -> None:
-    """A tail is told as a share of outputs, of either kind of consistency, proved or not."""
+    """A tail is a share of outputs, for either kind of consistency, proved or not."""
     tail = build_calibration(loss="dissimilarity>0.3", p_value="exact_binomial")
     assert (
         "exiting at threshold 0.8 lets at most 10 % of outputs lose more than 0.3 rouge_l against the full model’s own "
@@ -90,7 +90,7 @@ def test_tails() -> None:
     ],
 )
 def test_operations_stand_beside_the_layers(factors: tuple[float, ...], said: str) -> None:
-    """Where operations were counted, the sentence that tells how many layers are saved tells them too, in percent."""
+    """If operations were counted, the sentence has their savings in percent next to the layers'."""
     sentence = "".join(promise_in_words(build_calibration(), build_manifest(), factors=factors))
     assert "saves 29 % of the decoder layers: tokens use 4.25 of 6 on average." in sentence
     assert sentence.endswith(f"Exit tests included, the decoder does {said} the full model.")
@@ -133,7 +133,7 @@ def test_risk_consistency() -> None:
 
 @pytest.mark.parametrize("consistency", ["textual", "risk"])
 def test_never_exit(consistency: str) -> None:
-    """Where nothing is safe the sentence begins with that, and says what it means."""
+    """Without a safe threshold the sentence begins with that, and explains it."""
     sentence = _sentence(build_never_exit(consistency=consistency))
     assert sentence.startswith("Never exit: from 200 calibration examples, no threshold could be proved")
     assert "at most 0.01 rouge_l" in sentence
@@ -144,7 +144,7 @@ def test_never_exit(consistency: str) -> None:
 
 
 def test_clusters_are_the_units() -> None:
-    """Where examples come in clusters, the sentence counts these."""
+    """With clusters, the sentence counts these."""
     assert "the draw of the 40 calibration clusters (200 examples)" in _sentence(
         build_calibration(path=(build_path_entry(n=40, threshold=0.8, p_value=0.05, risk=0.03, layers=4.25),)),
         data=_data(clusters=40),
@@ -153,7 +153,7 @@ def test_clusters_are_the_units() -> None:
 
 
 def test_where_the_test_ended() -> None:
-    """The end is told: at the first failure with its p-value, at the end of the grid, or over the whole grid."""
+    """The end of the test is named: the first failure with its p-value, the end of the grid, or the whole grid."""
     assert end_in_words(build_calibration()) == (
         "Fixed sequence testing went from 0.9 down and stopped at 0.7, the first threshold that could not be proved "
         "safe: p = 0.4 exceeds ε = 0.05, measured loss 0.0800."
@@ -173,7 +173,7 @@ def test_where_the_test_ended() -> None:
 
 
 def test_a_test_of_one_threshold() -> None:
-    """A test that ended where it began does not go from a threshold down to the same one."""
+    """A test that ended at its first threshold has no "from ... down to"."""
     assert end_in_words(build_never_exit()) == (
         "Fixed sequence testing stopped at its first threshold, 0.9, which could not be proved safe: p = 0.3 exceeds "
         "ε = 0.05, measured loss 0.0125."
@@ -188,7 +188,7 @@ def test_a_test_of_one_threshold() -> None:
 
 
 def test_a_p_value_just_above_epsilon() -> None:
-    """A p-value that exceeds epsilon by little is told in so many digits that it does."""
+    """A p-value just above epsilon has enough digits to show that."""
     entry = build_never_exit(path=tuple(_not_rejected(0.9, p_value=0.0500001)))
     assert "p = 0.0500001 exceeds ε = 0.05" in end_in_words(entry)
 
@@ -199,7 +199,7 @@ def _not_rejected(*thresholds: float, p_value: float = 0.3) -> Iterator[Any]:
 
 
 def test_whether_promises_hold_together() -> None:
-    """One promise needs no word; several hold alone, and choosing among them afterwards is warned of, or jointly."""
+    """One promise needs no note; several are joint, or separate with a warning about choosing among them afterwards."""
     alone = build_manifest(calibrations=(build_calibration(),))
     assert together_in_words(alone) == ""
     assert "Each of the 2 promises holds alone." in together_in_words(build_manifest())
@@ -214,7 +214,7 @@ def test_nothing_to_warn_of() -> None:
 
 
 def test_what_may_void_the_guarantee() -> None:
-    """Repeated prompts, failures and a missing plan are told, each with its number."""
+    """Repeated prompts, failures and a missing plan are cautions, each with its number."""
     texts = _texts(build_manifest())
     assert [text.split(":")[0] for text in texts] == ["void", "void", "void", "note", "note"]
     assert texts[0] == f"void: {repeats_in_words(build_manifest())}"
@@ -227,6 +227,6 @@ def test_what_may_void_the_guarantee() -> None:
 
 @pytest.mark.parametrize("changes", [{"confidence": "oracle"}, {"state_propagation": "full_cache"}])
 def test_what_cannot_be_served(changes: dict[str, Any]) -> None:
-    """Oracle and full cache come first of all cautions."""
+    """Oracle and full cache are the first of all cautions."""
     decode = dataclasses.replace(build_manifest().decode, **changes)
     assert _texts(build_manifest(decode=decode))[0].startswith("void: Cannot be served: confidence")

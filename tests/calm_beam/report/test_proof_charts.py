@@ -34,7 +34,7 @@ def _rows(risks: Sequence[float], *, delta: float) -> list[SettingRow]:
     ("risks", "is_at_the_end"), [((0.0, 0.02, 0.06, 0.11), False), ((0.09, 0.02, 0.01, 0.0), True), ((0.0,), False)]
 )
 def test_the_tolerance_is_named_where_no_risk_is_near(risks: Sequence[float], is_at_the_end: bool) -> None:
-    """Its name stands at the end of its line from which the curve is farther, so that they do not cross."""
+    """The tolerance's name is at the end of its line that is farther from the curve, so that they do not overlap."""
     drawn = setting_chart(_rows(risks, delta=0.1), chosen=None, width=320, height=170, is_large=False)
     (name,) = re.findall(r'<text class="delta-name"[^>]*>', drawn)
     assert ('text-anchor="end"' in name) is is_at_the_end

@@ -1,4 +1,4 @@
-"""What a reader of the page sees at once: on narrow screens, of differences, and of texts that others wrote."""
+"""Readability of the page: on narrow screens, of differences, and of foreign texts."""
 
 import pathlib
 from typing import Any
@@ -12,7 +12,7 @@ from tests.calm_beam.report.pages import page_about, page_data
 
 pytestmark = needs_browser
 
-# Where a mark stands outside of everything that isolates it, and how often it stands somewhere.
+# Occurrences of a mark outside of every isolate, and all its occurrences.
 _NOT_ISOLATED = """(mark) => {
     const open = [];
     let count = 0;
@@ -35,7 +35,7 @@ _NOT_ISOLATED = """(mark) => {
 
 
 def test_phones_show_whole_tables(browser: Any, report: pathlib.Path) -> None:
-    """At 375 pixels every value of the savings lies within the screen, under the name of its column."""
+    """At 375 pixels every value of the savings is within the screen, under the name of its column."""
     with opened(browser, report, **PHONE) as seen:
         cells = seen.page.locator("#saved-table td").evaluate_all(
             """(cells) => cells.map((cell) => {
@@ -50,7 +50,7 @@ def test_phones_show_whole_tables(browser: Any, report: pathlib.Path) -> None:
 
 
 def test_the_threshold_of_a_promise_comes_first(browser: Any, report: pathlib.Path) -> None:
-    """In the list of promises, what a narrow screen cuts off is never the threshold; all of them can be told apart."""
+    """In the list of promises, a narrow screen never cuts off the threshold, and all promises are distinguishable."""
     entries = read_calibrated(str(report.parent)).manifest.calibrations
     with opened(browser, report, **PHONE) as seen:
         names = seen.page.locator("#entry option").all_text_contents()
@@ -86,7 +86,7 @@ def test_differences_are_words(
     note: str,
     marked: list[str],
 ) -> None:
-    """What is counted as different is what a reader sees marked: words, whatever number of tokens they are made of."""
+    """Marked differences are whole words, whatever number of tokens they consist of."""
     content = page_data(report.read_text(encoding="utf-8"))
     content["pieces"] = pieces = list(dict.fromkeys([*full, *early]))
     content["sample"] = {**content["sample"], "hasPieces": True}
@@ -105,7 +105,7 @@ def test_differences_are_words(
 
 
 def test_foreign_texts_are_isolated(browser: Any, report: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Texts that are read from the right stand alone wherever they are: the report's own words stay in place."""
+    """Right-to-left texts are isolated everywhere, and the report's own words keep their order."""
     mark = "א"
     name = f"{mark}בג 12"
     content = page_data(report.read_text(encoding="utf-8"))

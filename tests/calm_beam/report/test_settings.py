@@ -1,4 +1,4 @@
-"""The report of a certification: what it says, what it lets in, and that it fits a phone."""
+"""The report of a certification: its texts, its policy, and its layout on a phone."""
 
 import dataclasses
 import pathlib
@@ -48,7 +48,7 @@ def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] 
 
 
 def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
-    """Promise, entries, numbers and order stand in it; where it was made does not; only our own script may run."""
+    """The page has promise, entries, numbers and order, but no local path; only our own script may run."""
     page = build_setting_page(_write(tmp_path / "out", coin_rows(600)))
     text = re.sub(r"<[^>]+>", "", page)
     promise = "at least 99.5\u00a0% over the draw of the 600 examples, setting 4bit loses in expectation at most 0.2"
@@ -58,7 +58,7 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
     assert page.count('<figure class="panel">') == 7
     assert "<dt>Order</dt><dd><bdi>8bit, 6bit, 4bit, 3bit</bdi></dd>" in page
     assert "secret/losses.csv" in text
-    # Not without the slash, which a digest may hold.
+    # With the slash, since a digest may contain the name.
     assert "ada/" not in text
     assert page.count("<script") == 1
     assert f"script-src {source_hash(ParsedPage(page).texts['script'][0])};" in page
@@ -66,7 +66,7 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
 
 
 def test_whom_a_promise_is_about(tmp_path: pathlib.Path) -> None:
-    """The promise of a group says of which examples it is, whether it found a setting or not."""
+    """A group's promise names the group, whether it found a setting or not."""
     _write(tmp_path / "out", coin_rows(600))
     manifest = read_setting_manifest(tmp_path / "out" / "manifest.json")
     whole, of_group, *_ = (re.sub(r"<[^>]+>", "", promise_html(entry, manifest)) for entry in manifest.calibrations)
@@ -81,7 +81,7 @@ def test_whom_a_promise_is_about(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_proved_promise_opens_the_page(tmp_path: pathlib.Path) -> None:
-    """Where the first entry found no setting and another one did, that one is shown first."""
+    """If the first entry found no setting and another one did, that one is shown first."""
     rows = [dataclasses.replace(row, loss=1.0) for row in coin_rows(600) if row.group == "a"]
     rows += [dataclasses.replace(row, loss=0.0) for row in coin_rows(600) if row.group == "b"]
     folder = _write(tmp_path / "out", rows)
@@ -93,13 +93,13 @@ def test_a_proved_promise_opens_the_page(tmp_path: pathlib.Path) -> None:
 
 
 def test_no_setting_is_safe(tmp_path: pathlib.Path) -> None:
-    """Then the page says so, and what could not be shown."""
+    """Without a safe setting, the page says so, and what could not be shown."""
     page = build_setting_page(_write(tmp_path / "out", coin_rows(60), delta=0.001))
     assert "<strong><bdi>No setting</bdi></strong> was proved safe: from 60 examples, none could be shown" in page
 
 
 def test_capital_beyond_what_floats_hold(tmp_path: pathlib.Path) -> None:
-    """A capital that grew for long is shown as a power of ten, and many rounds are drawn without marks."""
+    """A very large capital is shown as a power of ten, and many rounds are drawn without marks."""
     ids = [f"e{index}" for index in range(40_000)]
     (tmp_path / "ids.txt").write_text("\n".join(ids))
     losses = "".join(f"{name},a,0\n{name},b,1\n" for name in ids)
@@ -113,7 +113,7 @@ def test_capital_beyond_what_floats_hold(tmp_path: pathlib.Path) -> None:
 
 
 def test_another_table_is_refused(tmp_path: pathlib.Path) -> None:
-    """A risk table of another run, or a damaged one, is not drawn."""
+    """A risk table of another run, or a damaged one, is refused."""
     one = pathlib.Path(_write(tmp_path / "one", coin_rows(300)))
     other = pathlib.Path(_write(tmp_path / "other", coin_rows(300, seed=1)))
     (one / "risk_table.csv").write_bytes((other / "risk_table.csv").read_bytes())
@@ -125,7 +125,7 @@ def test_another_table_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`report` builds it again, and takes no flags of models."""
+    """`report` builds the page again, and takes no flags of models."""
     folder = _write(tmp_path / "out", coin_rows(60))
     assert main(["report", f"--calibration={folder}"]) == 0
     assert capsys.readouterr().out == f"Report: {folder}/report.html\n"
@@ -137,7 +137,7 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:
-    """Neither with groups and tails, nor round by round."""
+    """Axe finds no violation, neither with groups and tails, nor with rounds."""
     path = tmp_path / "page.html"
     path.write_text(build_setting_page(_write(tmp_path / "out", coin_rows(600))), encoding="utf-8")
     (tmp_path / "ids.txt").write_text("".join(f"e{index}\n" for index in range(300)))
@@ -155,7 +155,7 @@ def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_names_of_others(tmp_path: pathlib.Path, form: dict[str, object]) -> None:
-    """Whatever settings and groups are called, nothing runs, nothing is asked for, and nothing sticks out."""
+    """With any names of settings and groups, nothing runs, nothing is requested, and nothing overflows."""
     names = (EVIL, "\u202eright to left", "x" * 200)
     rows = [
         LossRow(str(index), name, float(index % 50 == 0), 3.0 - place, EVIL)

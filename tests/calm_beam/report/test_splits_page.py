@@ -58,7 +58,7 @@ def test_every_measure_has_its_lines() -> None:
 
 
 def test_what_each_trial_chose() -> None:
-    """Each line says how many trials chose each threshold, which sum up to all; every trial has a row of its own."""
+    """Each line has how many trials chose each threshold, which add up to all; every trial has a row."""
     page = _page()
     head, *rows = _table(page, "Table of choices")
     assert head == ["loss", "δ", "measure", "never exit", "λ 0.9", "λ 0.8"]
@@ -70,7 +70,7 @@ def test_what_each_trial_chose() -> None:
 
 
 def test_more_than_a_page_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many trials the first are listed, and the page says where all are; of many choices there is no table."""
+    """Of many trials the first are listed, and the page says where all are; many choices have no table."""
     monkeypatch.setattr(page_module, "_MOST_ROWS", 7)
     monkeypatch.setattr(page_module, "_MOST_CHOICES", 2)
     page = _page()
@@ -81,7 +81,7 @@ def test_more_than_a_page_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_name_their_test_where_there_are_several() -> None:
-    """With one test for each loss it stands above the drawings alone; with two, in every line too."""
+    """With one test for each loss it is above the drawings alone; with two, in every line too."""
     assert _table(_page(), "Table of tolerances")[0][-1] == "risk > δ"
     more = all_specs(
         consistencies=("textual",), metrics=("token_f1",), deltas=(0.1,), epsilons=(0.1,), p_value="hoeffding"
@@ -97,7 +97,7 @@ def test_lines_name_their_test_where_there_are_several() -> None:
 
 
 def test_speedups_are_shown_where_they_were_measured() -> None:
-    """A line that never exits is as fast as the full model; others have what was measured at their threshold."""
+    """A line that never exits is as fast as the full model; others have the speed measured at their threshold."""
     assert "speedup" not in _table(_page(), "Table of tolerances")[0]
     summaries = split_summaries(measures=("softmax",))
     never = dataclasses.replace(summaries[1], threshold=None)
@@ -110,7 +110,7 @@ def test_speedups_are_shown_where_they_were_measured() -> None:
 
 
 def test_operations_are_a_change_against_the_full_model() -> None:
-    """Reductions by factors of 1.5 and 1.2 are a third and a sixth fewer operations, below heads in words."""
+    """Reductions by factors of 1.5 and 1.2 are a third and a sixth fewer operations, below heads as text."""
     head, *rows = _table(_page(), "Table of tolerances")
     at = head.index("operations")
     assert head[at + 1] == "as in Table 2"
@@ -118,7 +118,7 @@ def test_operations_are_a_change_against_the_full_model() -> None:
 
 
 def test_the_page_is_made_again_alike_and_tells_no_places() -> None:
-    """Equal findings give equal bytes; folders of the machine stay out of it; one line of all stands out if broken."""
+    """Equal results give equal bytes, without local folders; the sentence of a broken result is marked."""
     page = _page()
     assert page == _page()
     assert "ada" not in page
@@ -131,7 +131,7 @@ def test_the_page_is_made_again_alike_and_tells_no_places() -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_no_column_is_cut_on_a_desktop(tmp_path: pathlib.Path) -> None:
-    """With every column that there may be, and names of the usual length, the table fits a window of 1280 pixels."""
+    """With all columns and names of the usual length, the table fits a window of 1280 pixels."""
     bleu = Spread(mean=33.1, std=1.0)
     table = [dataclasses.replace(summary, bleu=bleu, full_bleu=bleu) for summary in split_summaries()]
     factor = Speedup(
@@ -150,7 +150,7 @@ def test_no_column_is_cut_on_a_desktop(tmp_path: pathlib.Path) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:
-    """Everybody can use the page."""
+    """Axe finds no violation on the page."""
     path = tmp_path / "page.html"
     path.write_text(_page(), encoding="utf-8")
     with started_browser() as browser:

@@ -1,4 +1,4 @@
-"""What belongs together is read, anything else refused."""
+"""Stored files of one run are read, and others are refused."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def _stored(folder: pathlib.Path, other: pathlib.Path | None = None) -> StoredOu
 
 
 def test_a_calibration_comes_back(folder: pathlib.Path) -> None:
-    """Each entry has its lines of the risk table, and failures their reasons."""
+    """Each entry has its lines of the risk table, and failures have their reasons."""
     calibrated = read_calibrated(str(folder))
     assert calibrated.thresholds == GRID
     assert [{row.delta for row in rows} for rows in calibrated.table] == [{spec.delta} for spec in SPECS]
@@ -48,7 +48,7 @@ def test_a_calibration_comes_back(folder: pathlib.Path) -> None:
 
 
 def test_a_table_of_another_run_is_refused(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A risk table that says otherwise of a tested threshold, has lines too few, or is none, is named."""
+    """A risk table that contradicts a tested threshold, lacks lines, or is invalid is named."""
     table = (folder / "risk_table.csv").read_text(encoding="utf-8")
     (tmp_path / "manifest.json").write_bytes((folder / "manifest.json").read_bytes())
     lines = table.splitlines(keepends=True)
@@ -65,7 +65,7 @@ def test_a_table_of_another_run_is_refused(folder: pathlib.Path, tmp_path: pathl
 
 
 def test_a_changed_manifest_is_refused(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The page never shows a manifest that somebody edited."""
+    """A manifest that was edited is refused."""
     content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     content["calibrations"][0]["risk"] = 0.0001
     (tmp_path / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
@@ -118,7 +118,7 @@ def test_samples_do_not_depend_on_shards(folder: pathlib.Path, tmp_path: pathlib
 
 
 def test_large_sets_are_looked_at_in_part(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole shards are read until there are enough examples, and the number of all is known all the same."""
+    """Whole shards are read until there are enough examples, and the number of all is still known."""
     monkeypatch.setattr("calm_beam.report.stored._ENOUGH_EXAMPLES", 11)
     stored = _stored(folder)
     assert (len(stored.paths), stored.looked_at, stored.examples) == (2, 20, 30)
@@ -147,7 +147,7 @@ def manifest() -> Manifest:
 
 
 def test_speedups_at_chosen_thresholds(tmp_path: pathlib.Path, manifest: Manifest) -> None:
-    """Of the measure that exits as the manifest says, the promised thresholds are taken."""
+    """The promised thresholds are those of the measure that exits as the manifest says."""
     assert read_speedups(_write(tmp_path), manifest) == {0.8: 1.75}
 
 
@@ -164,6 +164,6 @@ def test_speedups_at_chosen_thresholds(tmp_path: pathlib.Path, manifest: Manifes
     ],
 )
 def test_what_does_not_fit(tmp_path: pathlib.Path, manifest: Manifest, changes: dict[str, Any], message: str) -> None:
-    """Times of another model or decoding, of other thresholds, or none at all, are refused in words."""
+    """Times of another model or decoding, of other thresholds, or none at all, are refused with clear messages."""
     with pytest.raises(ReportError, match=message):
         read_speedups(_write(tmp_path, **changes), manifest)

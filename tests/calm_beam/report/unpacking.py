@@ -12,8 +12,8 @@ def unpack_outputs(packed: Sequence[Any], tokens: Sequence[int]) -> list[Unpacke
     """Returns token ids, exit layers and confidences of every output.
 
     Args:
-      packed: From `pack_outputs`.
-      tokens: Those of the dictionary, by place.
+      packed: Result of `pack_outputs`.
+      tokens: Tokens of the dictionary, by place.
     """
     places: list[int] = []
     exits: list[str] = []

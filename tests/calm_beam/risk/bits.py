@@ -1,11 +1,11 @@
-"""Everything that decides about thresholds, on many random inputs, as bytes: for test_bits.py.
+"""Bytes of all functions that decide about thresholds, on many random inputs, for test_bits.py.
 
     python -m tests.calm_beam.risk.bits            # prints what this machine computes
     python -m tests.calm_beam.risk.bits --write    # and writes bits.json, which is committed
 
 One digest per function is the SHA-256 of the bytes of its values. The inputs are integers of numpy's frozen generator
-and their quotients, which every machine makes alike. numpy's and libm's own exponentials, which none need make alike,
-are the last digest that is printed.
+and their quotients, which are equal on every machine. The last printed digest is of numpy's and libm's own
+exponentials, which may differ.
 """
 
 import functools
@@ -45,13 +45,13 @@ def p_values(name: str) -> Iterator[np.ndarray]:
 
 
 def large_sets(name: str) -> Iterator[np.ndarray]:
-    """Yields p-values of many examples, whose sums are all that is known."""
+    """Yields p-values of many examples, of which only sums are known."""
     generator = np.random.RandomState(17)
     if P_VALUES[name].needs_table:
         return
     for n in (100_000, 10_000_000, 2_000_000_000):
         for delta in _DELTAS:
-            # Up to some 30 standard deviations below the mean, where p-values are still numbers.
+            # Up to some 30 standard deviations below the mean, where p-values are still normal numbers.
             shares = 1 - generator.randint(0, 1000, size=12) / 1000 * min(1.0, 30 / math.sqrt(n * delta))
             whole = np.floor(np.floor(n * delta) * shares).astype(np.int64)
             loss = np.minimum(whole, n) * LOSS_SCALE
@@ -66,7 +66,7 @@ def large_sets(name: str) -> Iterator[np.ndarray]:
 
 
 def _other_numbers() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-    """Yields what else stands in manifests or decides: names, and functions that compute it."""
+    """Yields other numbers that are in manifests or that decide: names, and functions that compute them."""
     losses = np.random.RandomState(18).randint(0, LOSS_SCALE + 1, size=400) / LOSS_SCALE
     yield "excess", lambda: excess_p_values(losses[:, None], p_value="hoeffding_bentkus", delta=0.4)
     monitor = RiskMonitor.start(delta=0.4, alpha=0.01)
@@ -91,7 +91,7 @@ def digests() -> dict[str, str]:
 
 
 def golden_rows() -> list[tuple[str, float]]:
-    """Returns some single p-values, each with the expression that it is of: few enough to be looked at."""
+    """Returns some single p-values with their expressions: few enough to read."""
     rows = []
     for name in P_VALUES:
         for n, delta in ((60, 0.1), (1000, 0.02), (1000, 0.5)):
@@ -110,7 +110,7 @@ def _digest(values: np.ndarray) -> str:
 
 
 def computed_here() -> dict[str, dict[str, str]]:
-    """Returns what bits.json holds."""
+    """Returns the content of bits.json."""
     return {"digests": digests(), "rows": {name: value.hex() for name, value in golden_rows()}}
 
 

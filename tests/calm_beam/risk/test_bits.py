@@ -1,4 +1,4 @@
-"""What decides about thresholds has the same bits on every machine."""
+"""The numbers that decide about thresholds have the same bits on every machine."""
 
 import functools
 import json
@@ -16,7 +16,7 @@ from tests.calm_beam.risk import bits
 
 @functools.cache
 def _computed(*, as_on_an_old_processor: bool) -> dict[str, Any]:
-    """Returns what a fresh process computes."""
+    """Returns the results of a fresh process."""
     environment = {**os.environ, **(old_processor.environment() if as_on_an_old_processor else {})}
     command = [sys.executable, "-m", "tests.calm_beam.risk.bits"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=240)
@@ -35,17 +35,17 @@ def test_an_old_processor_gives_the_same_bits() -> None:
     "X86_V3" not in old_processor.NUMPY_FEATURES, reason="this processor has no instructions that can be switched off"
 )
 def test_the_check_sees_a_processor() -> None:
-    """The twin: exponentials of numpy and libm do differ between the two processes."""
+    """Exponentials of numpy and libm do differ between the two processes (the twin)."""
     assert _computed(as_on_an_old_processor=True)["theirs"] != _computed(as_on_an_old_processor=False)["theirs"]
 
 
 def test_bits_are_those_that_were_committed() -> None:
-    """Single p-values and digests of thousands equal the committed ones, wherever they are computed."""
+    """Single p-values and digests of thousands equal the committed ones on every machine."""
     assert bits.computed_here() == json.loads(bits.OUTPUT.read_text(encoding="utf-8"))
 
 
 def test_values_are_no_constants() -> None:
-    """What is compared ranges from next to 0 to 1, or the comparison would show little."""
+    """The compared values range from near 0 to 1; otherwise the comparison would prove little."""
     for name in ("hoeffding", "hoeffding_bentkus", "exact_binomial", "empirical_bernstein", "signed_mixture", "wsr"):
         values = np.concatenate([*bits.p_values(name), *bits.large_sets(name)])
         assert values.min() > 0

@@ -1,4 +1,4 @@
-"""The interval of a share, against its definition; what another engine leaves of a promise."""
+"""The interval of a share, against its definition, and the effect of another engine on a promise."""
 
 import numpy as np
 import pytest
@@ -24,27 +24,27 @@ def test_impossible_counts() -> None:
 
 @pytest.mark.parametrize(("prompts", "upper"), [(1000, 0.00299), (100, 0.0295), (1, 0.95)])
 def test_nothing_that_differed_is_no_proof(prompts: int, upper: float) -> None:
-    """Of 0 in n, the bound is 1 - 0.05^(1/n): 0.3 % of 1,000 prompts."""
+    """For 0 in n, the bound is 1 - 0.05^(1/n): 0.3 % of 1,000 prompts."""
     assert differing_upper(0, prompts) == pytest.approx(1 - 0.05 ** (1 / prompts))
     assert differing_upper(0, prompts) == pytest.approx(upper, abs=5e-4)
 
 
 @pytest.mark.parametrize("true_share", [0.001, 0.01, 0.3, 0.9])
 def test_the_bound_of_q_is_right_with_its_probability(true_share: float) -> None:
-    """Whatever the true share is, over all that could be counted."""
+    """The bound of q holds with its probability for any true share, over all possible counts."""
     counts = np.arange(201)
     covered = np.array([differing_upper(int(count), 200) >= true_share for count in counts])
     assert binom.pmf(counts[covered], 200, true_share).sum() >= 0.95
 
 
 def test_an_epsilon_of_five_percent_may_become_twenty_four() -> None:
-    """At n = 5,000 and delta 5 %, where 0 of 1,000 prompts differed."""
+    """At n = 5,000 and delta 5 %, with 0 differences in 1,000 prompts, an epsilon of 5 % may become 24 %."""
     q = differing_upper(0, 1000)
     assert epsilon_elsewhere(q, delta=0.05, epsilon=0.05, n=5000) == pytest.approx(0.242, abs=1e-3)
 
 
 def test_it_is_what_a_simulation_finds() -> None:
-    """Calibrated losses of risk delta - q, tested by the exact binomial test."""
+    """It agrees with a simulation: losses of risk delta - q, tested by the exact binomial test."""
     delta, q, n = 0.1, 0.01, 2000
     sums = np.random.default_rng(0).binomial(n, delta - q, 20_000)
     accepted = (binom.cdf(sums, n, delta) <= 0.05).mean()
@@ -52,7 +52,7 @@ def test_it_is_what_a_simulation_finds() -> None:
 
 
 def test_without_a_difference_the_promise_stands() -> None:
-    """And it is broken more often the more outputs differ, up to always."""
+    """Without a difference the promise holds, and with more differing outputs it is broken more often, up to always."""
     found = [epsilon_elsewhere(q, delta=0.05, epsilon=0.05, n=1000) for q in (0, 0.001, 0.01, 0.05, 1)]
     assert found[0] <= 0.05
     assert found == sorted(found)
@@ -63,7 +63,7 @@ def test_without_a_difference_the_promise_stands() -> None:
 
 @pytest.mark.parametrize(("differing", "prompts", "level"), [(-1, 5, 0.9), (6, 5, 0.9), (0, 0, 0.9), (0, 5, 1.0)])
 def test_numbers_out_of_range_are_refused(differing: int, prompts: int, level: float) -> None:
-    """With what was given."""
+    """Numbers out of range are refused with their values."""
     with pytest.raises(ValueError, match="must be in"):
         differing_upper(differing, prompts, level=level)
     with pytest.raises(ValueError, match="must be in range"):

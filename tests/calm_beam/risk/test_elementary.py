@@ -1,4 +1,4 @@
-"""Exponential and logarithm against 40-digit arithmetic; that their bits are everywhere the same is in test_bits.py."""
+"""Exponential and logarithm against 40-digit arithmetic; test_bits.py compares their bits between machines."""
 
 import mpmath
 import numpy as np
@@ -36,7 +36,7 @@ def test_log(value: float) -> None:
 
 
 def test_exact_points_and_ends() -> None:
-    """The values at 0 and 1 are exact, what is out of range stays at its end, and NaN is NaN."""
+    """The values at 0 and 1 are exact, inputs out of range give the end values, and NaN gives NaN."""
     assert elementary.exp([0.0, -0.0]).tolist() == [1.0, 1.0]
     assert elementary.log([1.0]).tolist() == [0.0]
     assert elementary.exp([-1e9, -np.inf, 1e9]).tolist() == elementary.exp([-708.0, -708.0, 709.0]).tolist()
@@ -45,7 +45,7 @@ def test_exact_points_and_ends() -> None:
 
 @pytest.mark.parametrize("function", [elementary.exp, elementary.log])
 def test_every_element_is_by_itself(function: np.ufunc) -> None:
-    """What else is in an array, and its shape, change no bit."""
+    """An element's bits depend neither on other elements nor on the array's shape."""
     values = np.random.default_rng(0).uniform(0.01, 50, size=(7, 131))
     together = function(values)
     assert together.shape == values.shape

@@ -1,4 +1,4 @@
-"""What is summed, of losses that can be checked by hand; single losses come in one order, whatever way they came."""
+"""Summed statistics of losses that can be checked by hand, and one order of single losses."""
 
 import hashlib
 import pickle
@@ -19,7 +19,7 @@ _KEYS = [f"example-{index}" for index in range(20)]
 
 
 def test_statistics() -> None:
-    """Losses, squares rounded up, and marks of what is neither 0 nor 1; shapes are kept."""
+    """Statistics are losses, squares rounded up, and marks of values other than 0 and 1; shapes are kept."""
     assert Loss().values(_FEW_LOSSES).tolist() == _FEW_LOSSES.tolist()
     assert SquaredLoss().values(_FEW_LOSSES).tolist() == [[0, LOSS_SCALE], [LOSS_SCALE // 4, 1]]
     assert IsFraction().values(_FEW_LOSSES).tolist() == [[0, 0], [1, 1]]
@@ -56,7 +56,7 @@ def test_order_is_that_of_salted_hashes(seed: int) -> None:
 
 
 def test_many_small_tables_make_few_chunks() -> None:
-    """Merging one by one neither piles up chunks nor loses a loss."""
+    """Merging one by one neither accumulates chunks nor loses a loss."""
     merged = BettingTable()
     for index in range(300):
         merged = merged.merge(BettingTable.of([f"{index}"], np.full((1, 1, 1), index), salt="salt"))

@@ -1,7 +1,4 @@
-"""Tests of the [0, 1] check: what passes, and what the message says of the rest.
-
-Tests of the fixed-point losses against exact rational arithmetic.
-"""
+"""The [0, 1] check with its messages, and fixed-point losses against exact rational arithmetic."""
 
 import math
 import re
@@ -42,7 +39,7 @@ def test_first_value_outside_is_named_with_its_place(value: float) -> None:
 
 
 def test_scalar_is_named_without_an_index() -> None:
-    """A scalar has no place, so the message gives its name alone."""
+    """A scalar has no index, so the message has its name only."""
     with pytest.raises(ValueError, match=re.escape("score must be in [0, 1], got 2.0.")):
         require_unit_interval(2, name="score")
 
@@ -121,7 +118,7 @@ def test_upper_sum_is_exact_for_two_million_examples(total: int) -> None:
 
 @given(total=_TOTALS)
 def test_ceiling_is_exact(total: int) -> None:
-    """`ceil` of the float sum is that of the exact one, rounded up as it is."""
+    """`ceil` of the float sum is that of the exact one, although the sum is rounded up."""
     assert math.ceil(float(loss_sum_upper(total))) == math.ceil(Fraction(total, LOSS_SCALE))
 
 
@@ -132,7 +129,7 @@ def test_upper_sum_where_floats_are_sparse(total: int) -> None:
 
 
 def test_rounding_to_nearest_would_go_down() -> None:
-    """The twin of the test above: a plain conversion is too small at 2^53 + 1."""
+    """A plain conversion is too small at 2^53 + 1 (the twin of the test above)."""
     total = 2**53 + 1
     assert int(np.float64(np.int64(total))) < total < int(float(loss_sum_upper(total)) * LOSS_SCALE)
 
@@ -146,7 +143,7 @@ def test_ceiling_of_a_rounded_mean_is_off_by_one() -> None:
 
 
 def test_totals_are_checked() -> None:
-    """Totals that are no integers or beyond int64 are refused by value."""
+    """Totals that are not integers, or beyond int64, are refused by value."""
     with pytest.raises(TypeError, match=re.escape("totals must be integers")):
         loss_sum_upper([0.5])
     with pytest.raises(ValueError, match=re.escape(f"totals must be in [-2^63, 2^63), got {2**63}.")):

@@ -1,4 +1,4 @@
-"""Tests of the procedures: what holds for all alike, then each on short sequences that can be read off."""
+"""The testing procedures: common properties, then each on short sequences that can be checked by reading."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ _FEW_P = st.sampled_from([0.0, 0.01, 0.04, 0.5, 1.0])
 @_EACH
 @given(data=st.data())
 def test_smaller_p_values_reject_no_less(procedure: Procedure, data: st.DataObject) -> None:
-    """What is rejected stays rejected when any of the p-values fall."""
+    """A rejected hypothesis stays rejected if any of the p-values fall."""
     p_values = np.array(data.draw(st.lists(_ANY_P, min_size=1, max_size=9)))
     factors = np.array(data.draw(st.lists(st.floats(0, 1), min_size=p_values.size, max_size=p_values.size)))
     before = procedure(p_values, epsilon=0.05).rejected
@@ -43,7 +43,7 @@ def test_smaller_p_values_reject_no_less(procedure: Procedure, data: st.DataObje
 @_EACH
 @given(p_values=st.lists(_ANY_P, max_size=9), low=st.floats(0.001, 0.999), high=st.floats(0.001, 0.999))
 def test_a_larger_epsilon_rejects_no_less(procedure: Procedure, p_values: list[float], low: float, high: float) -> None:
-    """What is rejected at epsilon is rejected at any larger one."""
+    """A hypothesis rejected at epsilon is rejected at any larger one."""
     low, high = min(low, high), max(low, high)
     before = procedure(p_values, epsilon=low).rejected
     assert not (before & ~procedure(p_values, epsilon=high).rejected).any()
@@ -52,7 +52,7 @@ def test_a_larger_epsilon_rejects_no_less(procedure: Procedure, p_values: list[f
 @_EACH
 @given(p_values=st.lists(_ANY_P, max_size=9))
 def test_rejected_means_tested_and_at_most_epsilon(procedure: Procedure, p_values: list[float]) -> None:
-    """Nothing is rejected untested or above epsilon, and what was not tested has no say."""
+    """No hypothesis is rejected untested or above epsilon, and untested p-values have no effect."""
     result = procedure(p_values, epsilon=0.05)
     assert not (result.rejected & ~result.tested).any()
     assert not (result.rejected & (np.array(p_values) > 0.05)).any()
@@ -63,7 +63,7 @@ def test_rejected_means_tested_and_at_most_epsilon(procedure: Procedure, p_value
 
 @_EACH
 def test_leading_axes_are_separate_calibrations(procedure: Procedure) -> None:
-    """A table of p-values gives row for row what its rows give alone."""
+    """A table of p-values gives the results of its rows alone."""
     p_values = np.random.default_rng(7).uniform(size=(3, 50, 6)) ** 4
     table = procedure(p_values, epsilon=0.05)
     assert table.last_rejected().shape == (3, 50)
@@ -76,7 +76,7 @@ def test_leading_axes_are_separate_calibrations(procedure: Procedure) -> None:
 
 @_EACH
 def test_independent_uniform_p_values_are_rejected_at_most_at_epsilon(procedure: Procedure) -> None:
-    """With every null true and p-values as small as they may be, any is rejected in a share epsilon of trials."""
+    """With every null true and the smallest valid p-values, any is rejected in a share epsilon of trials."""
     p_values = np.random.default_rng(11).uniform(size=(20_000, 8))
     misses = procedure(p_values, epsilon=0.1).rejected.any(axis=1).mean()
     assert misses < 0.1 + 3.3 * math.sqrt(0.1 * 0.9 / 20_000)
@@ -148,14 +148,14 @@ def test_agrees_with_the_algorithm_as_printed(p_values: list[float], epsilon: fl
 
 @given(p_values=st.lists(_UNIFORM_P, min_size=1, max_size=8), replacement=_UNIFORM_P)
 def test_what_follows_the_first_failure_is_never_looked_at(p_values: list[float], replacement: float) -> None:
-    """Other p-values behind the first failure change nothing."""
+    """Other p-values after the first failure change nothing."""
     result = fixed_sequence_test(p_values, epsilon=0.05)
     changed = np.where(result.tested, p_values, replacement)
     assert np.array_equal(fixed_sequence_test(changed, epsilon=0.05).rejected, result.rejected)
 
 
 def test_passing_over_failures_breaks_the_level() -> None:
-    """On uniform p-values under the null, the sequence errs at epsilon; taking any small p-value errs far more."""
+    """With uniform null p-values the sequence errs at epsilon; accepting any small p-value errs far more."""
     p_values = np.random.default_rng(20220714).uniform(size=(4000, 20))
     misses = fixed_sequence_test(p_values, epsilon=0.05).rejected.any(axis=1).mean()
     # Four standard errors of a share of 0.05 in 4,000.
@@ -172,7 +172,7 @@ def _sequences_and_starts(draw: st.DrawFn) -> tuple[list[float], list[int]]:
 
 @given(case=_sequences_and_starts())
 def test_multi_start_agrees_with_the_algorithm_as_printed(case: tuple[list[float], list[int]]) -> None:
-    """The result is that of the loop in the source: from each start down to its first failure."""
+    """The result is that of the source's loop: from each start down to its first failure."""
     p_values, starts = case
     rejected, tested = set(), set()
     for start in starts:
@@ -196,7 +196,7 @@ def test_one_start_is_fixed_sequence_testing(p_values: list[float]) -> None:
 
 @pytest.mark.parametrize(("size", "starts"), [(1, [0]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (20, [0, 5, 10, 15])])
 def test_default_starts_are_even(size: int, starts: list[int]) -> None:
-    """Without starting points there are up to four, evenly spread, whatever the p-values."""
+    """Without starting points there are up to four, evenly spread, for any p-values."""
     p_values = np.random.default_rng(1).uniform(high=0.03, size=(200, size))
     expected = multi_start_test(p_values, epsilon=0.05, starts=starts).rejected
     assert np.array_equal(multi_start_test(p_values, epsilon=0.05).rejected, expected)
@@ -218,14 +218,14 @@ def test_fractional_starts_are_refused() -> None:
 
 
 def test_rejected_hypotheses_hand_on_their_share() -> None:
-    """Levels are read off: .0125 and what was handed on; a failure starts anew at its own share."""
+    """Levels can be read off: .0125 and the shares handed on; after a failure the next starts at its own share."""
     result = fallback_test([0.0125, 0.025, 0.0376, 0.0125], epsilon=0.05)
     assert result.rejected.tolist() == [True, True, False, True]
 
 
 @given(p_values=_SEQUENCES)
 def test_all_weight_on_the_first_is_fixed_sequence_testing(p_values: list[float]) -> None:
-    """With weights 1, 0, 0, ... both procedures reject, and look at, the same."""
+    """With weights 1, 0, 0, ... both procedures reject and test the same."""
     weights = [1.0] + [0.0] * (len(p_values) - 1)
     result, plain = fallback_test(p_values, epsilon=0.05, weights=weights), fixed_sequence_test(p_values, epsilon=0.05)
     assert np.array_equal(result.rejected, plain.rejected)
@@ -244,14 +244,14 @@ def test_rejects_what_several_starts_reject(p_values: list[float], data: st.Data
 
 @given(p_values=_SEQUENCES)
 def test_rejects_what_bonferroni_rejects(p_values: list[float]) -> None:
-    """With even weights, nobody is tested below epsilon / K."""
+    """With even weights, no hypothesis is tested below epsilon / K."""
     assert not (
         bonferroni_test(p_values, epsilon=0.05).rejected & ~fallback_test(p_values, epsilon=0.05).rejected
     ).any()
 
 
 def test_a_weight_of_nothing_rejects_nothing() -> None:
-    """A hypothesis that nobody handed anything to is not rejected even at p = 0, and not tested."""
+    """A hypothesis with a level of 0 is not rejected even at p = 0, and not tested."""
     result = fallback_test([0.9, 0.0], epsilon=0.05, weights=[1, 0])
     assert result.rejected.tolist() == [False, False]
     assert result.tested.tolist() == [True, False]
@@ -283,7 +283,7 @@ def test_bad_weights_are_refused(weights: list[float], message: str) -> None:
 
 @given(p_values=st.lists(_HOLM_P, max_size=6))
 def test_holm_closes_bonferroni(p_values: list[float]) -> None:
-    """Holm rejects what the closed testing principle gives: every subset that holds it is rejected by Bonferroni."""
+    """Holm rejects exactly if Bonferroni rejects every subset with the hypothesis, by the closed testing principle."""
     size = len(p_values)
     subsets = [subset for length in range(1, size + 1) for subset in itertools.combinations(range(size), length)]
     passing = {subset for subset in subsets if min(p_values[place] for place in subset) <= 0.05 / len(subset)}
@@ -293,12 +293,12 @@ def test_holm_closes_bonferroni(p_values: list[float]) -> None:
 
 @given(p_values=st.lists(_HOLM_P, max_size=9))
 def test_holm_dominates_bonferroni(p_values: list[float]) -> None:
-    """Whatever Bonferroni rejects, Holm rejects too."""
+    """Every hypothesis that Bonferroni rejects is rejected by Holm."""
     assert not (bonferroni_test(p_values, epsilon=0.05).rejected & ~holm_test(p_values, epsilon=0.05).rejected).any()
 
 
 def test_holm_rejects_more() -> None:
-    """The domination is strict."""
+    """Holm rejects some that Bonferroni does not."""
     assert bonferroni_test([0.02, 0.03], epsilon=0.05).rejected.tolist() == [True, False]
     assert holm_test([0.02, 0.03], epsilon=0.05).rejected.tolist() == [True, True]
 
@@ -325,7 +325,7 @@ def test_order_does_not_matter(procedure: Procedure, data: st.DataObject) -> Non
     settings=st.lists(st.tuples(_FEW_P, _FEW_P, st.integers(0, 3)), max_size=8),
 )
 def test_path_is_the_pareto_front(settings: list[tuple[float, float, int]]) -> None:
-    """By the definition: on the path are those that nothing dominates, one of each equal kind, by largest p-value."""
+    """The path has the undominated places, one of each equal kind, by largest p-value."""
     table = np.array(settings, dtype=float).reshape(-1, 3)
     path = pareto_path(table[:, :2].T, costs=table[:, 2])
     front = {
@@ -340,7 +340,7 @@ def test_path_is_the_pareto_front(settings: list[tuple[float, float, int]]) -> N
 
 
 def test_safety_costs_along_the_path() -> None:
-    """With one objective, the path goes from safe and dear to risky and cheap."""
+    """With one objective, the path goes from safe and expensive to risky and cheap."""
     rng = np.random.default_rng(5)
     p_values, costs = rng.uniform(size=100), rng.uniform(1, 8, size=100)
     path = list(pareto_path(p_values, costs=costs))
@@ -351,7 +351,7 @@ def test_safety_costs_along_the_path() -> None:
 
 @given(p_values=st.lists(_FEW_P, min_size=1, max_size=8), data=st.data())
 def test_testing_follows_the_path(p_values: list[float], data: st.DataObject) -> None:
-    """The result is that of a fixed sequence test of the reordered p-values, put back in place."""
+    """The result is that of a fixed sequence test of the reordered p-values, in the original order."""
     places = st.integers(0, len(p_values) - 1)
     path = data.draw(st.lists(places, unique=True))
     result = pareto_test(p_values, epsilon=0.05, path=path)
@@ -374,7 +374,7 @@ def test_testing_follows_the_path(p_values: list[float], data: st.DataObject) ->
     ],
 )
 def test_bad_settings_are_refused(p_values: list[float], costs: list[float], message: str) -> None:
-    """Shapes have to fit, p-values lie in [0, 1], and costs are finite."""
+    """Shapes must fit, p-values must be in [0, 1], and costs must be finite."""
     with pytest.raises(ValueError, match=re.escape(message)):
         pareto_path(p_values, costs=costs)
 

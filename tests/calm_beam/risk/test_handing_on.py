@@ -1,4 +1,4 @@
-"""Levels of promises that hold together, against the graph that they come from, and against Holm's procedure."""
+"""Levels of joint promises, against the graph that defines them, and against Holm's procedure."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def _levels(epsilons: list[float], p_values: list[list[float]]) -> list[float]:
 
 
 def _by_graph(epsilons: list[float], p_values: list[list[float]]) -> set[tuple[int, int]]:
-    """Returns what the graphical procedure rejects, of hypotheses named by promise and place: Bretz et al. (2009)."""
+    """Returns the graphical procedure's rejections, as promise and place: Bretz et al. (2009)."""
     nodes = [(promise, place) for promise, found in enumerate(p_values) for place in range(len(found))]
     alpha = {node: epsilons[node[0]] if node[1] == 0 else 0.0 for node in nodes}
     edges = {(one, other): 0.0 for one in nodes for other in nodes}
@@ -57,7 +57,7 @@ def _by_graph(epsilons: list[float], p_values: list[list[float]]) -> set[tuple[i
 
 @given(seed=_SEEDS)
 def test_what_is_rejected_is_what_the_graph_rejects(seed: int) -> None:
-    """Sequences at these levels reject what a graph of chains does, in which the ends of all point to all others."""
+    """Sequences at these levels reject what a graph of chains does, in which all ends point to all others."""
     epsilons, p_values = _drawn(seed)
     found = {
         (promise, place)
@@ -69,7 +69,7 @@ def test_what_is_rejected_is_what_the_graph_rejects(seed: int) -> None:
 
 @given(seed=_SEEDS)
 def test_single_tests_are_those_of_holm(seed: int) -> None:
-    """Where every promise has one test and the same epsilon, that is Holm's procedure."""
+    """If every promise has one test and the same epsilon, the result is Holm's procedure."""
     p_values = [found[0] for found in _drawn(seed)[1]]
     levels = _levels([0.1 / len(p_values)] * len(p_values), [[found] for found in p_values])
     holm = holm_test(p_values, epsilon=0.1).rejected
@@ -78,7 +78,7 @@ def test_single_tests_are_those_of_holm(seed: int) -> None:
 
 @given(seed=_SEEDS)
 def test_levels_add_up_and_never_shrink(seed: int) -> None:
-    """No level is below a promise's epsilon, and those that still test have the sum of all epsilons at the most."""
+    """No level is below a promise's epsilon, and the promises that still test have at most the sum of all epsilons."""
     epsilons, p_values = _drawn(seed)
     levels = _levels(epsilons, p_values)
     assert all(level >= epsilon for level, epsilon in zip(levels, epsilons, strict=True))
@@ -87,7 +87,7 @@ def test_levels_add_up_and_never_shrink(seed: int) -> None:
 
 
 def test_what_tests_nothing_leaves_its_epsilon() -> None:
-    """It keeps its own in name; where nothing is left over or everything, nothing moves."""
+    """A promise without tests leaves its epsilon and keeps it in name; if all or none remain, nothing moves."""
     assert joint_levels([0.05] * 4, has_begun=[True, False, True, False]) == [0.1, 0.05, 0.1, 0.05]
     assert joint_levels([0.02, 0.02, 0.06], has_begun=[True, False, True]) == pytest.approx([0.025, 0.02, 0.075])
     for has_begun in ([True] * 3, [False] * 3, None):

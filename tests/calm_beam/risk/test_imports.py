@@ -1,4 +1,4 @@
-"""The risk modules compute on numpy alone, and so does what watches a promise while it serves."""
+"""The risk modules, and the monitor of served promises, need numpy alone."""
 
 import subprocess
 import sys

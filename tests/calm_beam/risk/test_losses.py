@@ -40,7 +40,7 @@ def test_losses_stay_in_the_unit_interval(early: float, full: float) -> None:
 
 @given(early=_SCORES, full=_SCORES)
 def test_signed_loss_is_the_difference_of_risks(early: float, full: float) -> None:
-    """The loss equals R_early - R_full with R = 1 - m, up to the rounding that the latter adds."""
+    """The loss equals R_early - R_full with R = 1 - m, up to the rounding of the latter."""
     loss = float(signed_risk_loss(early_score=early, full_score=full))
     assert loss == pytest.approx((1 - early) - (1 - full), abs=1e-15)
 
@@ -62,7 +62,7 @@ def test_difference_of_scores_is_more_exact() -> None:
 
 @pytest.mark.parametrize("value", [1.5, -0.5, float("nan")])
 def test_scores_outside_are_refused_by_name(value: float) -> None:
-    """A score outside [0, 1] is refused under its own name, before the maximum can hide it."""
+    """A score outside [0, 1] is refused by name, before the maximum can hide it."""
     message = f"[0] must be in [0, 1], got {value}."
     with pytest.raises(ValueError, match=re.escape("similarity" + message)):
         textual_loss([value])

@@ -1,6 +1,6 @@
 """Tests of the monitor: its algebra on short streams, its promise on long simulated ones.
 
-Losses of sampled requests count once each, in an order that knows nothing of them.
+Losses of sampled requests count once each, in an order that does not depend on them.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ _PROMISE = WatchedPromise(manifest="sha256:0", calibration=1, group="en", delta=
 
 
 def _capital_by_definition(losses: list[float], delta: float, is_signed: bool) -> float:
-    """Sums over bettors and starting times what money staked before loss s has become, and adds what is kept back."""
+    """Returns the sum, over bettors and starting times, of the value of money staked before loss s, and the rest."""
     shares = [0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8]
     kept_back = [1 / (1 + math.log(1 + number)) for number in range(len(losses) + 1)]
     total = kept_back[-1]
@@ -60,7 +60,7 @@ def test_capital_is_that_of_the_mixture(losses: list[float], is_signed: bool, de
 
 @given(losses=_LOSSES, cuts=st.lists(st.integers(0, 30), max_size=3))
 def test_a_stream_may_be_cut_anywhere(losses: list[float], cuts: list[int]) -> None:
-    """Parts, with the state written and read in between, give bit for bit what the whole gives."""
+    """Parts, with the state written and read in between, give the bits of the whole."""
     whole = _START.observe(losses)
     places = [0, *sorted(min(cut, len(losses)) for cut in cuts), len(losses)]
     monitor = _START
@@ -105,7 +105,7 @@ _SOME_MISSING = st.lists(st.none() | st.floats(-1, 1), max_size=30)
 
 @given(losses=_SOME_MISSING, is_signed=st.booleans())
 def test_missing_losses_count_as_the_lowest_and_as_1(losses: list[float | None], is_signed: bool) -> None:
-    """Each capital and its alarm are, bit for bit, those of a stream in which such numbers stand for missing losses."""
+    """Each capital and its alarm are, bit for bit, those of a stream with these numbers for missing losses."""
     taken = losses if is_signed else [None if loss is None else abs(loss) for loss in losses]
     start = RiskMonitor.start(delta=0.1, alpha=0.3, is_signed=is_signed)
     found = start.observe(taken)
@@ -121,7 +121,7 @@ def test_missing_losses_count_as_the_lowest_and_as_1(losses: list[float | None],
 
 
 def test_without_missing_losses_both_alarms_are_one() -> None:
-    """Nothing changes for streams whose losses are all there."""
+    """Without missing losses both alarms are equal."""
     monitor = _START.observe([0.0] * 50 + [1.0] * 10)
     assert monitor.stakes == monitor.worst_stakes
     assert monitor.alarm_at == monitor.missing_alarm_at == 56
@@ -129,21 +129,21 @@ def test_without_missing_losses_both_alarms_are_one() -> None:
 
 
 def test_labels_that_never_come_prove_nothing() -> None:
-    """Where the true risk is 0 and every tenth label is missing, no alarm says that the risk exceeds delta."""
+    """With risk 0 and every tenth label missing, no alarm says that the risk exceeds delta."""
     stream = ([0.0] * 9 + [None]) * 200
     monitor = RiskMonitor.start(delta=0.05, alpha=0.05).observe(stream)
     assert monitor.alarm_at is None
     assert monitor.capital < 1
     assert monitor.mean_loss == 0
     assert monitor.missing == 200
-    # The other alarm says what it knows: the risk exceeds delta, or labels are missing.
+    # The other alarm is right: the risk exceeds delta, or labels are missing.
     assert monitor.missing_alarm_at is not None
-    # A true excess among the labels that do come is still proved.
+    # A true excess among the labels that arrive is still proved.
     assert monitor.observe(([1.0] * 9 + [None]) * 10).alarm_at is not None
 
 
 def test_a_state_of_the_first_version_goes_on() -> None:
-    """What it had found is no proof, since it had counted missing losses as 1; losses that come later still prove."""
+    """A state of the first version, which counted missing losses as 1, has no proof; later losses can still prove."""
     old = {
         "delta": 0.1,
         "alpha": 0.05,
@@ -163,7 +163,7 @@ def test_a_state_of_the_first_version_goes_on() -> None:
 
 
 def test_capital_has_an_upper_end() -> None:
-    """A long stream of the worst losses does not overflow, and good losses after it use the capital up."""
+    """A long stream of the worst losses does not overflow, and good losses after it reduce the capital."""
     monitor = RiskMonitor.start(delta=0.01, alpha=0.05).observe([1.0] * 2000)
     assert monitor.stakes[-1] == 2.0**1000
     assert monitor.stakes[-1] / 7 < monitor.capital < math.inf
@@ -215,13 +215,13 @@ def test_false_alarms_stay_within_alpha(kind: str) -> None:
     )
     false_alarms = np.count_nonzero(alarms)
     assert false_alarms <= stats.binom.ppf(0.9995, 1000, alpha)
-    # Not by never raising it.
+    # The alarm is still raised at times.
     assert false_alarms > 10
 
 
 @pytest.mark.slow
 def test_dependent_losses_are_allowed() -> None:
-    """Losses may depend on those before, as long as none is expected to exceed delta given them."""
+    """Losses may depend on earlier ones, if none is expected to exceed delta given those."""
     rng, before = np.random.default_rng(22), np.zeros(1000)
 
     def draw(_: int, size: int) -> np.ndarray:
@@ -235,7 +235,7 @@ def test_dependent_losses_are_allowed() -> None:
 
 @pytest.mark.slow
 def test_a_test_that_was_not_made_for_peeking_raises_false_alarms() -> None:
-    """The twin: looking at a one-sided z-test after every loss cries wolf in most streams."""
+    """A one-sided z-test after every loss raises false alarms in most streams (the twin)."""
     rng, delta, replications = np.random.default_rng(23), 0.1, 500
     sums, has_alarm = np.zeros(replications), np.zeros(replications, bool)
     for number in range(1, 5001):
@@ -316,7 +316,7 @@ def test_a_missing_key_is_refused() -> None:
 
 @pytest.mark.parametrize(("is_signed", "loss", "low"), [(False, -0.5, 0), (True, -1.5, -1), (False, math.nan, 0)])
 def test_losses_outside_are_refused(is_signed: bool, loss: float, low: int) -> None:
-    """A loss that is NaN or out of range is an error, and the state stays what it was."""
+    """A loss that is NaN or out of range is an error, and the state does not change."""
     monitor = RiskMonitor.start(delta=0.1, alpha=0.05, is_signed=is_signed)
     with pytest.raises(ValueError, match=re.escape(f"losses[1] must be in [{low}, 1], got {loss}.")):
         monitor.observe([0.5, loss])
@@ -330,7 +330,7 @@ def _losses(values: list[float], *, seed: int = 0) -> list[SampledLoss]:
 
 
 def test_the_order_is_that_of_the_ids() -> None:
-    """However losses come, and whatever they are, their ids have the same order."""
+    """The order of losses depends on ids alone, not on arrival or values."""
     losses = _losses([place / 50 for place in range(50)])
     names = [loss.id for loss in in_fixed_order(losses)]
     assert sorted(names) == sorted(loss.id for loss in losses)
@@ -348,7 +348,7 @@ def test_a_request_counts_once_with_its_smaller_loss() -> None:
 
 
 def test_rows_read_back() -> None:
-    """A row names manifest and entry, and is a loss again only with them."""
+    """A row names manifest and entry, and reads back as a loss only with them."""
     manifest = build_served_manifest(build_checkpoint(CONFIG), (build_entry(0.2), build_entry(0.5, delta=0.2)))
     promises = [WatchedPromise.of(manifest, entry) for entry in manifest.calibrations]
     loss = SampledLoss(id="a", value=0.5, failure=None, promise=promises[1])
@@ -363,7 +363,7 @@ def test_rows_read_back() -> None:
 
 
 def test_parts_add_up() -> None:
-    """Parts that follow one another give the state of one stream, and the part that raised the alarm says so."""
+    """Consecutive parts give the state of one stream, and the part that raised the alarm says so."""
     parts = [_losses([float(place % 10 < share) for place in range(40)], seed=share) for share in (0, 9, 9)]
     monitor = RiskMonitor.start(delta=0.1, alpha=0.05)
     state, alarms = None, []
@@ -377,7 +377,7 @@ def test_parts_add_up() -> None:
 
 
 def test_a_state_is_a_line_for_a_log() -> None:
-    """How many losses, their mean, the evidence, and an alarm where there is one."""
+    """A log line has the number of losses, their mean, the evidence, and an alarm if there is one."""
     few = WatchedRisk.after(_losses([0.0, 1.0], seed=0), before=None, alpha=0.05)
     assert str(few).startswith(f"group en, delta {_PROMISE.delta:g}, 2 losses, mean 0.5000; evidence ")
     assert str(few).endswith(", and 20 raises an alarm")
@@ -389,7 +389,7 @@ def test_a_state_is_a_line_for_a_log() -> None:
 
 @pytest.mark.slow
 def test_arrival_by_loss_raises_no_false_alarms() -> None:
-    """Losses at the tolerance that arrive largest first alarm no more often than alpha; in their own order they do."""
+    """Losses at delta that arrive largest first alarm at most at alpha; a test in order of arrival does more often."""
     draw, alpha, trials = np.random.default_rng(7), 0.2, 300
     found = broken = 0
     for trial in range(trials):

@@ -1,7 +1,4 @@
-"""Tests of power and of the number of examples that it takes.
-
-When a calibration that is watched may stop, in worlds in which that is known.
-"""
+"""Power, the number of examples that it takes, and the stop of sequential calibrations in known worlds."""
 
 import itertools
 import math
@@ -53,7 +50,7 @@ def test_simulated_power_agrees_with_the_exact_one(p_value: str) -> None:
 
 
 def test_power_at_delta_is_the_level() -> None:
-    """At a risk of delta what is called power is the chance of an error, and at most epsilon."""
+    """At a risk of delta, power is the probability of an error, and at most epsilon."""
     for p_value in COIN_P_VALUES:
         assert exact_power(p_value, n=700, risk=0.1, delta=0.1, epsilon=0.05) <= 0.05
 
@@ -66,7 +63,7 @@ def test_a_risk_of_nothing_needs_the_least() -> None:
 
 @pytest.mark.parametrize("p_value", P_VALUES)
 def test_simulation_is_reproducible(p_value: str) -> None:
-    """The seed decides everything; another one gives other sets."""
+    """The seed decides the result; another one gives other sets."""
     settings = {"n": 150, "delta": 0.1, "epsilon": 0.05, "replications": 300}
     powers = [
         simulated_power(p_value, coin_losses(0.04), seed=seed, **settings)  # type: ignore[arg-type]
@@ -84,7 +81,7 @@ def test_a_larger_set_extends_a_smaller_one() -> None:
 
 @pytest.mark.parametrize("p_value", COIN_P_VALUES)
 def test_p_values_of_coins_are_those_of_their_losses(p_value: str) -> None:
-    """Counting ones gives the p-value that a calibration computes of the losses themselves, bit for bit."""
+    """Counting ones gives the p-value that a calibration computes from the losses themselves, bit for bit."""
     for n, ones, delta in ((1, 0, 0.3), (7, 7, 0.9), (40, 2, 0.1), (300, 12, 0.1)):
         losses = np.arange(n)[:, None] < ones
         assert coin_p_value(p_value, ones, n=n, delta=delta) == p_values_of(losses * 1.0, p_value=p_value, delta=delta)
@@ -93,10 +90,10 @@ def test_p_values_of_coins_are_those_of_their_losses(p_value: str) -> None:
 def _needed_by_trying_all(
     p_value: str, *, risk: float, delta: float, epsilon: float, power: float, at_most: int
 ) -> int | None:
-    """Returns the number after the last at which the power is not enough."""
+    """Returns the number after the last one with too little power."""
     last_failure, largest_accepted = 0, -1
     for n in range(1, at_most + 1):
-        # What is accepted at one number is accepted at the next.
+        # The number accepted at one size is accepted at the next.
         while coin_p_value(p_value, largest_accepted + 1, n=n, delta=delta) <= epsilon:
             largest_accepted += 1
         if stats.binom.cdf(largest_accepted, n, risk) < power:
@@ -110,8 +107,8 @@ def _needed_by_trying_all(
 )
 @pytest.mark.parametrize("p_value", COIN_P_VALUES)
 def test_examples_needed_by_trying_all(p_value: str, risk: float, delta: float) -> None:
-    """What is found is the least number from which on the power is enough everywhere, as trying all says."""
-    # None of the powers is a probability that occurs: a tie would hang on the last digit.
+    """The result is the least number from which on the power is enough everywhere, as found by trying all."""
+    # No power equals a possible probability: a tie would depend on the last digit.
     for epsilon, power in ((0.05, 0.9), (0.01, 0.6), (0.8, 0.13)):
         asked = {"risk": risk, "delta": delta, "epsilon": epsilon, "power": power, "at_most": 300}
         assert coin_examples_needed(p_value, **asked) == _needed_by_trying_all(p_value, **asked)  # type: ignore[arg-type]
@@ -127,7 +124,7 @@ def test_teeth_that_rise_unevenly() -> None:
 @pytest.mark.parametrize("p_value", COIN_P_VALUES)
 @pytest.mark.parametrize(("risk", "delta"), [(1e-4, 1e-3), (1e-5, 1e-4), (1e-8, 1e-7), (0.0999, 0.1)])
 def test_few_p_values_are_computed(p_value: str, risk: float, delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small delta is, and however close the guess, about a thousand p-values tell the number."""
+    """For any small delta and close guess, about a thousand p-values give the number."""
     computed: list[int] = []
 
     def counted(name: str, ones: int, *, n: int, delta: float) -> float:
@@ -152,7 +149,7 @@ def test_too_many_examples_are_given_up() -> None:
 
 
 def test_simulation_finds_what_it_says() -> None:
-    """The simulated power is enough at the number that is found, and not at one that is smaller by 1 %."""
+    """The simulated power is enough at the result, and not at a number smaller by 1 %."""
     losses = beta_losses(0.05, std=0.1)
     simulation = {"delta": 0.1, "epsilon": 0.05, "replications": 220, "seed": 3}
     found = simulated_examples_needed("wsr", losses, power=0.8, at_most=5000, **simulation)  # type: ignore[arg-type]
@@ -163,7 +160,7 @@ def test_simulation_finds_what_it_says() -> None:
 
 
 def test_losses_have_their_moments() -> None:
-    """Coins, betas and resampled losses have the mean and the deviation that were asked for."""
+    """Coins, betas and resampled losses have the requested mean and deviation."""
     rng = np.random.default_rng(9)
     coins = coin_losses(0.3)(rng, (500, 400))
     assert set(np.unique(coins)) == {0.0, 1.0}
@@ -177,7 +174,7 @@ def test_losses_have_their_moments() -> None:
 
 @pytest.mark.parametrize("std", [0.0, -0.1, 0.301, 0.5, math.nan])
 def test_deviations_that_cannot_be_are_refused(std: float) -> None:
-    """No losses in [0, 1] with mean 0.1 deviate by more than coins do."""
+    """Losses in [0, 1] with mean 0.1 cannot deviate by more than coins do."""
     message = f"loss_std must be above 0 and below 0.3, which losses of 0 and 1 have at risk 0.1; got {std:g}."
     with pytest.raises(ValueError, match=re.escape(message)):
         beta_losses(0.1, std=std)
@@ -200,13 +197,13 @@ def _columns(*risks: float, examples: int = 1000) -> np.ndarray:
 
 
 def _first_proof(examples: int) -> int:
-    """Returns after how many examples without any loss the p-value is small enough."""
+    """Returns the number of examples without any loss after which the p-value is small enough."""
     p_values = [float(signed_mixture_p_value(np.zeros((n, 1)), delta=0.1)[0]) for n in range(1, examples)]
     return 1 + next(index for index, p_value in enumerate(p_values) if p_value <= 0.05)
 
 
 def test_without_losses_the_proof_comes_at_a_known_example() -> None:
-    """Where no example loses anything, every calibration stops where the p-value reaches epsilon."""
+    """Without losses every calibration stops where the p-value reaches epsilon."""
     needed = _first_proof(200)
     found = expected_stop(_columns(0.0), looks=range(1, 201), **_TEST)
     assert found.place == 0
@@ -215,7 +212,7 @@ def test_without_losses_the_proof_comes_at_a_known_example() -> None:
 
 
 def test_the_last_threshold_that_is_proved_decides() -> None:
-    """Thresholds above delta are never proved, and none behind them is, however safe."""
+    """Thresholds above delta are never proved, and none after them is, however safe."""
     looks = looks_at(20_000, first=20)
     found = expected_stop(_columns(0.0, 0.05, 0.2, 0.0), looks=looks, **_TEST)
     assert found.place == 1
@@ -226,14 +223,14 @@ def test_the_last_threshold_that_is_proved_decides() -> None:
 
 
 def test_what_cannot_be_proved_saves_nothing() -> None:
-    """At a risk above delta, or with too few examples, there is no threshold and no share."""
+    """With a risk above delta, or too few examples, there is no threshold and no share."""
     for losses, looks in ((_columns(0.2), (5000,)), (_columns(0.0), (3,))):
         found = expected_stop(losses, looks=looks, **_TEST)
         assert (found.place, found.shares) == (-1, None)
 
 
 def test_closer_to_delta_takes_more_examples() -> None:
-    """And the interval holds the median."""
+    """A risk closer to delta takes more examples, and the interval contains the median."""
     medians = []
     for risk in (0.01, 0.03, 0.05, 0.07):
         found = expected_stop(_columns(risk), looks=looks_at(50_000, first=500), **_TEST)
@@ -246,7 +243,7 @@ def test_closer_to_delta_takes_more_examples() -> None:
 
 
 def test_one_seed_gives_one_answer() -> None:
-    """Another gives nearly the same."""
+    """One seed gives one result; another gives nearly the same."""
     looks = looks_at(10_000, first=100)
     first, again, other = (
         expected_stop(_columns(0.05, examples=5000), looks=looks, seed=seed, **_TEST) for seed in (0, 0, 1)
@@ -258,7 +255,7 @@ def test_one_seed_gives_one_answer() -> None:
 
 
 def test_looks_end_with_all_examples() -> None:
-    """They ascend, none is later than 5 % after the one before or a round after it, and there are few."""
+    """Looks ascend to all examples, are few, and follow by at most 5 % or one round."""
     for examples, first in ((1, 1), (10, 20), (1000, 7), (10**9, 1000)):
         looks = looks_at(examples, first=first)
         assert looks[-1] == examples

@@ -1,4 +1,4 @@
-"""Anybody's losses, summed exactly by setting and tested."""
+"""Losses from any source, summed exactly by setting and tested."""
 
 import itertools
 import random
@@ -43,7 +43,7 @@ def _sums(rows: list[tuple[str, str, float]], tests: tuple[RiskTest, ...] = _TES
 
 @pytest.mark.parametrize("n", [1, 100, 1500])
 def test_p_values_are_those_of_a_calibration(n: int) -> None:
-    """Risks and p-values are, to the bit, those of the same losses in memory, and each procedure is asked."""
+    """Risks and p-values are, to the bit, those of the same losses in memory, for each procedure."""
     losses = _losses(n)
     results = control_risk(_sums(_rows(losses)), _TESTS, order=_ORDER)
     assert [(row.test, row.setting) for row in results] == list(itertools.product(_TESTS, _ORDER))
@@ -90,7 +90,7 @@ def _without(rows: list[Any], place: int) -> list[Any]:
     ],
 )
 def test_every_example_needs_a_loss_under_every_setting(change: Any, message: str) -> None:
-    """Missing, repeated and foreign losses end in an error: they are never joined away."""
+    """Missing, repeated and foreign losses are an error: they are never dropped by a join."""
     rows = change(_rows(_losses(9)) if "10" in message else _rows(_losses(10)))
     with pytest.raises(LossesError, match=message):
         control_risk(_sums(rows), _TESTS, order=_ORDER)
@@ -104,7 +104,7 @@ def _other_losses(rows: list[tuple[str, str, float]]) -> list[tuple[str, str, fl
 @given(seed=st.integers(0, 10**6), again=st.sets(st.integers(0, 29), min_size=1), parts=st.integers(1, 6))
 @pytest.mark.parametrize("change", [list, _other_losses])
 def test_examples_that_come_again_are_counted(change: Any, seed: int, again: set[int], parts: int) -> None:
-    """Under all settings alike, with equal losses or others, in whatever parts: each example more is one too many."""
+    """Examples that come again, with equal losses or others, in any parts, are counted as excess."""
     rows = _rows(_losses(30))
     rows += change([row for row in rows if int(row[0].split()[1]) in again])
     generator = random.Random(seed)
@@ -134,7 +134,7 @@ def test_reading_four_times_makes_no_proof() -> None:
 
 
 def test_too_many_examples_to_compare_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept of ids has an upper end, however the losses were divided."""
+    """The memory for ids is limited, however the losses were divided."""
     monkeypatch.setattr("calm_beam.risk.testing.MOST_EXAMPLES", 40)
     assert _sums(_rows(_losses(40))).by_setting()["bold"].n == 40
     merged = _sums(_rows(_losses(30)))
@@ -144,13 +144,13 @@ def test_too_many_examples_to_compare_are_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("loss", [-0.1, 1.5, float("nan"), float("inf"), "0.5", None, True])
 def test_losses_that_are_none(loss: Any) -> None:
-    """What is not a number in [0, 1] is refused, with its example and setting."""
+    """A value that is not a number in [0, 1] is refused with its example and setting."""
     with pytest.raises(LossesError, match=r"example 'a' under setting 's': the loss must be a number in \[0, 1\]"):
         LossSums(_TESTS).add("a", "s", loss=loss)
 
 
 def test_signed_losses_need_tests_that_take_them() -> None:
-    """Losses in [-1, 1] are summed where every test is for such losses."""
+    """Losses in [-1, 1] are summed if every test takes such losses."""
     signed = RiskTest(delta=0.1, epsilon=0.05, p_value="signed_mixture")
     rows = [(str(index), "s", -0.5 if index % 2 else 0.1) for index in range(400)]
     (result,) = control_risk(_sums(rows, (signed,)), (signed,), order=("s",))
@@ -159,7 +159,7 @@ def test_signed_losses_need_tests_that_take_them() -> None:
 
 
 def test_fractions_are_no_ones_and_zeros() -> None:
-    """The exact binomial test refuses losses in between."""
+    """The exact binomial test refuses losses between 0 and 1."""
     test = RiskTest(delta=0.1, epsilon=0.05, p_value="exact_binomial")
     with pytest.raises(EvidenceError, match="lie in between"):
         control_risk(_sums([("a", "s", 0.5)], (test,)), (test,), order=("s",))
@@ -182,7 +182,7 @@ def test_bad_tests_are_refused(changes: dict[str, Any], message: str) -> None:
 
 
 def test_sums_of_other_tests_do_not_mix() -> None:
-    """Sums are merged only with sums of the same statistics; without a test there is nothing to sum."""
+    """Sums merge only with sums of the same statistics; without a test there is nothing to sum."""
     with pytest.raises(ValueError, match="same tests"):
         LossSums(_TESTS[:1]).merge(LossSums(_TESTS[2:3]))
     with pytest.raises(ValueError, match="at least one RiskTest"):

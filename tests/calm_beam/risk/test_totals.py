@@ -1,7 +1,4 @@
-"""The exact totals: the merge laws, by value, for any sharding, order and merge tree.
-
-Sums of digests, added in batches, are those of Python's integers.
-"""
+"""Exact totals follow the merge laws for any sharding, order and merge tree, as do sums of digests."""
 
 import dataclasses
 import functools
@@ -75,7 +72,7 @@ def test_merge_laws(a: RiskTotals, b: RiskTotals, c: RiskTotals) -> None:
 
 
 def test_float_sums_break_the_law() -> None:
-    """The twin of the law: float sums of the same three losses depend on the order."""
+    """Float sums of the same three losses depend on the order (the twin of the law)."""
     # From Python 3.12 on, sum() compensates for its rounding.
     sums = {functools.reduce(operator.add, order) for order in itertools.permutations([0.1, 0.2, 0.3])}
     assert len(sums) > 1
@@ -84,7 +81,7 @@ def test_float_sums_break_the_law() -> None:
 @_few_examples
 @given(totals=_TOTALS)
 def test_pickle_keeps_the_value(totals: RiskTotals) -> None:
-    """A pickled value comes back equal, with the same hash, and still read-only."""
+    """A pickled value reads back equal, with the same hash, and still read-only."""
     back = pickle.loads(pickle.dumps(totals))
     assert back == totals
     assert hash(back) == hash(totals)
@@ -102,7 +99,7 @@ def test_equality_is_by_value() -> None:
 
 
 def test_values_cannot_be_changed() -> None:
-    """Neither the fields nor the array, nor the array that was passed in, change a value."""
+    """A value is changed neither by its fields nor by its array, nor by the array that was passed in."""
     given_sums = np.zeros((1, 1), dtype=np.int64)
     totals = RiskTotals(n=1, sums=given_sums)
     given_sums[0, 0] = 5
@@ -115,7 +112,7 @@ def test_values_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize(("most", "more"), [(_INT64_MAX, 1), (_INT64_MIN, -1)])
 def test_sums_may_reach_the_last_integer_and_not_pass_it(most: int, more: int) -> None:
-    """The ends of int64 are held exactly; one step further is an OverflowError in words, in either order."""
+    """The ends of int64 are exact; one step further is a clear OverflowError, in either order."""
     nearly = RiskTotals(n=9, sums=np.array([[most - more]]))
     step = RiskTotals(n=1, sums=np.array([[more]]))
     full = nearly.merge(step)
@@ -151,13 +148,13 @@ def test_any_batches_give_the_exact_sums_of_parts(units: int, seed: int, rng: ra
 
 
 def test_parts_whose_sums_floats_cannot_hold_are_refused() -> None:
-    """The product of floats is used only where it is exact: below 2^53."""
+    """Products of floats are used only where they are exact: below 2^53."""
     everywhere = np.ones((2, 1), bool)
     assert RiskTotals.of_parts(np.full((2, 1, 1), 2**52 - 1), everywhere).sums.tolist() == [[[2**53 - 2]]]
     message = f"the sum of 2 values up to {2**52} may pass 2^53. Add fewer units at a time."
     with pytest.raises(OverflowError, match=re.escape(message)):
         RiskTotals.of_parts(np.full((2, 1, 1), -(2**52)), everywhere)
-    # A million full losses are far from that.
+    # A million full losses are far below that.
     assert LOSS_SCALE * 1_000_000 < 2**53
 
 
@@ -175,7 +172,7 @@ def test_shapes_have_to_agree() -> None:
 
 
 def test_constructor_checks() -> None:
-    """A count or sums that cannot be are refused by value."""
+    """An impossible count or sum is refused by value."""
     zeros = np.zeros((1, 1), dtype=np.int64)
     with pytest.raises(ValueError, match=re.escape("n must be at least 0, got -1.")):
         RiskTotals(n=-1, sums=zeros)
@@ -208,12 +205,12 @@ def test_one_example_is_its_own_mean() -> None:
 
 @hypothesis.given(strategies.lists(strategies.binary(min_size=32, max_size=32), max_size=20))
 def test_sums_are_those_of_integers(digests: list[bytes]) -> None:
-    """Carries pass from word to word, and what leaves 256 bits is dropped."""
+    """Carries pass from word to word, and bits beyond 256 are dropped."""
     assert sum_of_digests(b"".join(digests)) == sum(int.from_bytes(each, "big") for each in digests) % MODULUS
 
 
 def test_many_digests() -> None:
-    """Of many, no word overflows."""
+    """With many digests, no word overflows."""
     digests = [hashlib.sha256(str(index).encode()).digest() for index in range(5000)]
     expected = sum(int.from_bytes(each, "big") for each in digests) % MODULUS
     assert sum_of_digests(b"".join(digests)) == expected

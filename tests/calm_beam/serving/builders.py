@@ -1,4 +1,4 @@
-"""Manifests of tiny models, to be served."""
+"""Manifests of tiny models, for serving."""
 
 import dataclasses
 from collections.abc import Sequence

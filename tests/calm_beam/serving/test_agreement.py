@@ -1,4 +1,4 @@
-"""Whatever differs from what was calibrated is refused in words."""
+"""Serving refuses any difference from the calibration with a clear message."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def test_another_model_is_refused() -> None:
 
 
 def test_another_depth_is_refused() -> None:
-    """A manifest that is wrong about the depth is refused, though the fingerprint is right."""
+    """A manifest with a wrong depth is refused, though the fingerprint is right."""
     manifest = build_served_manifest(_CHECKPOINT)
     manifest = dataclasses.replace(manifest, model=dataclasses.replace(manifest.model, layers=5))
     with pytest.raises(ManifestError, match="says that the model has 5 decoder layers, but it has 4"):
@@ -45,7 +45,7 @@ def test_another_depth_is_refused() -> None:
 
 
 def test_another_vocabulary_is_refused(vocabulary_path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Another model file, other sentinels, none where there should be one, or one where there should be none."""
+    """Another vocabulary file, other sentinels, a missing vocabulary and an unexpected one are refused."""
     vocabulary = Vocabulary(vocabulary_path)
     manifest = build_served_manifest(_CHECKPOINT, vocabulary=vocabulary)
     other = train_vocabulary(tmp_path / "other.model", size=45)
@@ -58,7 +58,7 @@ def test_another_vocabulary_is_refused(vocabulary_path: pathlib.Path, tmp_path: 
 
 
 def test_a_vocabulary_beyond_the_head_is_refused(vocabulary_path: pathlib.Path) -> None:
-    """Ids that the model does not have cannot be its vocabulary's."""
+    """A vocabulary with ids that the model lacks is refused."""
     small = build_checkpoint(build_config(vocab_size=41))
     vocabulary = Vocabulary(vocabulary_path)
     manifest = build_served_manifest(small, vocabulary=vocabulary)
@@ -84,7 +84,7 @@ def test_a_vocabulary_beyond_the_head_is_refused(vocabulary_path: pathlib.Path) 
     ],
 )
 def test_what_cannot_be_served_alike_is_refused(decode: dict[str, Any], message: str) -> None:
-    """Another precision, and rules that need every layer for every token."""
+    """Another precision, and rules that need every layer for every token, are refused."""
     with pytest.raises(ManifestError, match=message):
         Generator.from_manifest(build_served_manifest(_CHECKPOINT, decode=decode), _CHECKPOINT)
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_served_alike_is_refused(decode: dict[str, Any], message:
     ],
 )
 def test_words_that_are_not_known_are_refused(tmp_path: pathlib.Path, key: str, value: object, message: str) -> None:
-    """A manifest of a later writer, with semantics that this decoder does not have, is not served by half."""
+    """A manifest of a later writer, with semantics that this decoder lacks, is refused."""
     content: Any = build_served_manifest(_CHECKPOINT).to_dict()
     content["decode"][key] = value
     path = tmp_path / "manifest.json"
@@ -109,7 +109,7 @@ def test_words_that_are_not_known_are_refused(tmp_path: pathlib.Path, key: str, 
 
 
 def test_a_model_without_an_exit_classifier_is_refused() -> None:
-    """Confidence by a classifier needs one."""
+    """A manifest whose confidence is a classifier is refused for a model without one."""
     bare = build_checkpoint(build_config())
     manifest = build_served_manifest(bare, rule=ExitRule(confidence="classifier"))
     with pytest.raises(

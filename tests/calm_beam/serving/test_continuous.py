@@ -1,4 +1,4 @@
-"""Prompts of many callers in one batch: whoever comes and goes, each answer is that of its prompt alone."""
+"""Continuous batching: prompts join and leave the batch, and each answer is that of the prompt alone."""
 
 import concurrent.futures
 import dataclasses
@@ -39,7 +39,7 @@ def _assert_same(found: Sequence[Answer], expected: Sequence[Answer]) -> None:
 
 
 def test_answers_are_those_of_prompts_alone(alone: list[Answer]) -> None:
-    """Also with many threads that ask, more prompts than places, and prompts of two widths."""
+    """With many threads, more prompts than places, and two widths, answers are those of prompts alone."""
     with ContinuousGenerator(_generator(decode={"max_input_length": 48})) as continuous:
         _assert_same([continuous.submit(prompt).result() for prompt in _PROMPTS[:4]], alone[:4])
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -50,7 +50,7 @@ def test_answers_are_those_of_prompts_alone(alone: list[Answer]) -> None:
 
 
 def test_a_prompt_joins_a_running_batch(alone: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes while another is decoded is not kept waiting for its end."""
+    """A prompt that arrives while another is decoded does not wait for its end."""
     begun, has_joined = threading.Event(), threading.Event()
     taken: list[Request] = []
     admit, step = batch.Batch.admit, batch.Batch.step
@@ -75,12 +75,12 @@ def test_a_prompt_joins_a_running_batch(alone: list[Answer], monkeypatch: pytest
         has_joined.set()
         _assert_same([first.result(), second.result()], [alone[longest], alone[shorter]])
     assert [tuple(request.ids) for request in taken] == [tuple(_PROMPTS[longest]), tuple(_PROMPTS[shorter])]
-    # The second had tokens before the first was done.
+    # The second had tokens before the first was finished.
     assert order.index("second") < len(order) - order[::-1].index("first")
 
 
 def test_tokens_are_told_as_they_are_made(alone: list[Answer]) -> None:
-    """All but the last, in their order, with the layers at which they left."""
+    """All tokens but the last are reported in order, with their exit layers."""
     told: list[list[tuple[int, int]]] = [[] for _ in _PROMPTS]
     with ContinuousGenerator(_generator()) as continuous:
         futures = [
@@ -93,7 +93,7 @@ def test_tokens_are_told_as_they_are_made(alone: list[Answer]) -> None:
 
 
 def test_what_is_cancelled_makes_room(alone: list[Answer]) -> None:
-    """Whether it waits or is being decoded; the others are answered as if it had not been."""
+    """A cancelled prompt, waiting or running, makes room, and the others are answered as without it."""
     with ContinuousGenerator(_generator(batch_size=2)) as continuous:
         futures = [continuous.submit(prompt) for prompt in _PROMPTS]
         cancelled = [index for index in range(0, 30, 3) if futures[index].cancel()]
@@ -104,7 +104,7 @@ def test_what_is_cancelled_makes_room(alone: list[Answer]) -> None:
 
 
 def test_a_bounded_number_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More are turned away, and come through later."""
+    """Prompts beyond the waiting limit are refused, and accepted later."""
     goes_on = threading.Event()
     step = batch.Batch.step
 
@@ -127,7 +127,7 @@ def test_a_bounded_number_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_cancelled_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts that nobody waits for any more take no places; how many there are is known."""
+    """Cancelled prompts take no places, and the number of prompts is known."""
     goes_on, begun = threading.Event(), threading.Event()
     step = batch.Batch.step
 
@@ -153,7 +153,7 @@ def test_what_is_cancelled_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_prompts_for_which_there_is_room_do_not_wait(alone: list[Answer]) -> None:
-    """Between two batches all places are free: as many may come at once, and those that may wait besides."""
+    """Between two batches all places are free: as many prompts may arrive at once, plus those that may wait."""
     with ContinuousGenerator(_generator(batch_size=2), most_waiting=1) as continuous:
         _assert_same([continuous.submit(_PROMPTS[0]).result()], [alone[0]])
         while continuous.room < 3:
@@ -163,11 +163,11 @@ def test_prompts_for_which_there_is_room_do_not_wait(alone: list[Answer]) -> Non
 
 
 def test_nobody_waits_for_a_compiler_after_the_warm_up() -> None:
-    """Whatever comes together, at whatever width: every program is there, and how many are made is told before each.
+    """After the warm-up every program for any batch and width is compiled, and each is announced with the total.
 
-    Being warmed up again takes nothing.
+    A second warm-up compiles nothing.
     """
-    # A size that no other test has compiled anything for.
+    # A size for which no other test has compiled anything.
     with ContinuousGenerator(_generator(batch_size=20, decode={"max_input_length": 40})) as continuous:
         told: list[tuple[int, int]] = []
         continuous.warm_up(on_shape=lambda *shapes: told.append(shapes))
@@ -186,7 +186,7 @@ def test_nobody_waits_for_a_compiler_after_the_warm_up() -> None:
 
 
 def test_a_warm_up_that_fails_says_so(alone: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """To whoever waits for it; prompts are answered all the same."""
+    """A failing warm-up raises its error to callers that wait for it; prompts are still answered."""
 
     def failing(_: object, **__: object) -> None:
         raise RuntimeError("the device has no memory left")
@@ -199,7 +199,7 @@ def test_a_warm_up_that_fails_says_so(alone: list[Answer], monkeypatch: pytest.M
 
 
 def test_a_broken_prompt_disturbs_nobody(tmp_path: Any) -> None:
-    """What is refused is refused at once; what has no output says so in its own future."""
+    """An invalid prompt is refused at once; one without an output has the error in its own future."""
     served = _generator(load_checkpoint(write_model(tmp_path, is_broken=True)))
     with ContinuousGenerator(served) as continuous:
         with pytest.raises(PromptError, match="the prompt: is empty"):
@@ -211,7 +211,7 @@ def test_a_broken_prompt_disturbs_nobody(tmp_path: Any) -> None:
 
 
 def test_after_a_crash_it_goes_on(alone: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was in the batch is told why there is no answer; who comes later is answered."""
+    """After a crash, prompts in the batch get the reason, and later ones are answered."""
     step = batch.Batch.step
     crashes = iter([True])
 
@@ -228,7 +228,7 @@ def test_after_a_crash_it_goes_on(alone: list[Answer], monkeypatch: pytest.Monke
 
 
 def test_closing_answers_what_was_taken(alone: list[Answer]) -> None:
-    """And takes nothing more."""
+    """Closing answers accepted prompts, and takes no new ones."""
     continuous = ContinuousGenerator(_generator())
     continuous.warm_up()
     futures = [continuous.submit(prompt) for prompt in _PROMPTS[:9]]

@@ -1,4 +1,4 @@
-"""Serving by another engine than was calibrated: said, counted, or refused."""
+"""Serving by an engine other than the calibrated one is reported, counted, or refused."""
 
 import dataclasses
 import logging
@@ -45,7 +45,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_calibrated_engine_serves_where_it_can(caplog: pytest.LogCaptureFixture) -> None:
-    """Whichever it is, and nothing is said then; single prompts have an engine of their own, which is said once."""
+    """The calibrated engine serves if possible, silently; another engine for single prompts is reported once."""
     native = [EngineRecord(name="native", instructions=name, head="exact") for name in TUNED[:1]]
     for engine in (_xla(), *native):
         caplog.clear()
@@ -60,7 +60,7 @@ def test_the_calibrated_engine_serves_where_it_can(caplog: pytest.LogCaptureFixt
 
 
 def test_another_engine_is_said_once_with_the_bound(caplog: pytest.LogCaptureFixture) -> None:
-    """A manifest of native code, served by XLA: both engines and q are named, when the first batch is decoded."""
+    """A manifest of native code, served by XLA, gives one message with both engines and q at the first batch."""
     with forced("none"):
         generator = _generator(_ELSEWHERE)
         assert generator.engine.batch == _xla()
@@ -74,13 +74,13 @@ def test_another_engine_is_said_once_with_the_bound(caplog: pytest.LogCaptureFix
 
 
 def test_the_engine_that_is_asked_for_serves() -> None:
-    """Also where another was calibrated."""
+    """A requested engine serves, although another was calibrated."""
     assert _generator(_ELSEWHERE, engine="xla").engine.batch == _xla()
     assert _generator(_ELSEWHERE, engine="xla", exit_head="exact").engine.batch == _xla()
 
 
 def test_a_head_that_is_gone_is_served_by_the_exact_one(caplog: pytest.LogCaptureFixture) -> None:
-    """A manifest of an earlier version is served by the engine that is nearest, which is said; not as the same one."""
+    """If the calibrated head no longer exists, the nearest engine serves, and is reported as another one."""
     calibrated = _xla("bfloat16")
     generator = _generator(calibrated)
     assert generator.engine.batch == _xla()
@@ -94,7 +94,7 @@ def test_a_head_that_is_gone_is_served_by_the_exact_one(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("calibrated", [_ELSEWHERE, None])
 def test_any_other_engine_is_refused_on_request(calibrated: EngineRecord | None) -> None:
-    """With both engines and what to do; of a manifest that names none, since it cannot be known."""
+    """On request another engine, or one that the manifest does not name, is refused with both engines and advice."""
     with pytest.raises(ManifestError, match="exact_engine is asked for, but") as error:
         _generator(calibrated, exact_engine=True)
     if calibrated is None:
@@ -106,7 +106,7 @@ def test_any_other_engine_is_refused_on_request(calibrated: EngineRecord | None)
 
 @pytest.mark.parametrize("kind", ["gpu NVIDIA L4", "gpu NVIDIA H100 80GB HBM3 x 4", "tpu TPU v5 lite"])
 def test_an_accelerator_that_nobody_has_tested_is_not_taken_for_batch_invariant(kind: str) -> None:
-    """The same kind of device as was calibrated: it is said with the bound, and refused on request."""
+    """An untested accelerator of the calibrated kind is not assumed batch-invariant: it is reported or refused."""
     on_gpu = EngineRecord(name="xla", instructions=kind, head="exact")
     manifest = _manifest(on_gpu)
     sentence = other_engine_in_words(manifest, manifest.calibrations[0], served=on_gpu)
@@ -120,7 +120,7 @@ def test_an_accelerator_that_nobody_has_tested_is_not_taken_for_batch_invariant(
 
 @pytest.mark.parametrize("kind", ["cpu avx512f", "gpu NVIDIA H100 80GB HBM3"])
 def test_a_device_that_was_seen_to_be_batch_invariant_is_the_calibrated_engine(kind: str) -> None:
-    """Nothing is said, and nothing refused."""
+    """A device tested as batch-invariant is the calibrated engine: nothing is reported or refused."""
     engine = EngineRecord(name="xla", instructions=kind, head="exact")
     manifest = _manifest(engine)
     check_exact(engine, engine)
@@ -129,7 +129,7 @@ def test_a_device_that_was_seen_to_be_batch_invariant_is_the_calibrated_engine(k
 
 @pytest.mark.skipif(len(TUNED) < 2, reason="this machine has no two instruction sets")
 def test_native_code_that_this_processor_has_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Where another instruction set was calibrated, it is said how to take it; and taken so, nothing is said."""
+    """If another instruction set was calibrated that this processor has, a message says how to select it."""
     best, other = TUNED[:2]
     calibrated = EngineRecord(name="native", instructions=other, head="exact")
     with forced(best):
@@ -142,7 +142,7 @@ def test_native_code_that_this_processor_has_is_named(caplog: pytest.LogCaptureF
 
 
 def test_old_manifests_are_served_as_before(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is said of an engine that nobody recorded, and the best one of this machine serves."""
+    """Manifests without an engine are served by the best one of this machine, without a message."""
     generator = _generator(None)
     assert generator.engine.batch.name == ("native" if library.is_available() else "xla")
     generator.generate_batch([_PROMPT])
@@ -152,7 +152,7 @@ def test_old_manifests_are_served_as_before(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.skipif(not TUNED, reason="this machine has no native code")
 def test_single_prompts_may_have_to_be_decoded_by_the_calibrated_engine(caplog: pytest.LogCaptureFixture) -> None:
-    """Where no other may serve, a prompt by itself is a batch of one, and nothing is left to say."""
+    """If no other engine may serve, a single prompt is a batch of one, without a message."""
     native = EngineRecord(name="native", instructions=TUNED[0], head="exact")
     exact, free = _generator(native, exact_engine=True), _generator(native)
     assert exact.decodes_as_batches

@@ -1,4 +1,4 @@
-"""What is served is what was calibrated."""
+"""The generator serves what was calibrated."""
 
 import concurrent.futures
 import dataclasses
@@ -38,7 +38,7 @@ def _generator(checkpoint: Checkpoint = _CHECKPOINT, *, batch_size: int = 1, **o
 
 
 def _assert_same(found: Sequence[Answer], expected: Sequence[Answer]) -> None:
-    """Fails unless answers are alike, but for the last bits of confidences."""
+    """Fails unless answers are equal, but for the last bits of confidences."""
     for answer, other in zip(found, expected, strict=True):
         assert answer.confidences == pytest.approx(other.confidences, rel=0, abs=1e-5)
         assert dataclasses.replace(answer, confidences=other.confidences) == other
@@ -74,7 +74,7 @@ def of_text(vocabulary_path: pathlib.Path) -> Generator:
     ],
 )
 def test_answers_are_the_lanes_of_the_sweep(rule: ExitRule, threshold: float | None) -> None:
-    """Tokens and exit layers are those that the sweep has at the entry's threshold, or in the full model's lane."""
+    """Tokens and exit layers are the sweep's at the entry's threshold, or those of its full-model branch."""
     grid = (threshold or 0.5,)
     sweep = Decoder(_CHECKPOINT, sweep_branches(rule, grid, max_decode_length=STEPS), max_input_length=32)
     expected = dict(sweep.decode(_PROMPTS))
@@ -89,7 +89,7 @@ def test_answers_are_the_lanes_of_the_sweep(rule: ExitRule, threshold: float | N
 
 
 def test_the_manifests_thresholds_are_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the schedule came to where it was calibrated is served, whatever this machine would make of it."""
+    """The schedule's thresholds in the manifest are served, whatever this machine would compute."""
     rule = ExitRule(schedule="decay", tau=4.0)
     options: dict[str, Any] = {"entries": (build_entry(0.6, rule=rule),), "rule": rule}
     expected = _generator(**options).generate_batch(_PROMPTS)
@@ -99,7 +99,7 @@ def test_the_manifests_thresholds_are_compared_with(monkeypatch: pytest.MonkeyPa
 
 
 def test_layers_are_counted(generator: Generator) -> None:
-    """Used and saved layers are together those of the full model, and some are saved."""
+    """Used and saved layers add up to the full model's, and some are saved."""
     answers = generator.generate_batch(_PROMPTS)
     for answer in answers:
         assert answer.layers_used == sum(answer.exit_layers)
@@ -109,18 +109,18 @@ def test_layers_are_counted(generator: Generator) -> None:
 
 
 def test_never_exit_is_the_full_model(generator: Generator) -> None:
-    """Without a safe threshold every token uses all layers, and so it does in the generator that never exits."""
+    """Without a safe threshold every token uses all layers, as in the generator that never exits."""
     never = _generator(entries=(build_entry(None),))
     answers = never.generate_batch(_PROMPTS)
     assert {layer for answer in answers for layer in answer.exit_layers} == {4}
     assert sum(answer.layers_saved for answer in answers) == 0
-    # No entry of the manifest decided there.
+    # No entry of the manifest applied there.
     expected = [dataclasses.replace(answer, entry=None) for answer in answers]
     _assert_same(generator.full_model().generate_batch(_PROMPTS), expected)
 
 
 def test_answers_do_not_depend_on_what_was_asked_beside(generator: Generator) -> None:
-    """With several rows, prompts have the same answers together and alone, and those of a single row."""
+    """Answers in a batch of several rows are those of prompts alone, and those of a single row."""
     together = _generator(batch_size=4)
     _assert_same(together.generate_batch(_PROMPTS), [together.generate(prompt) for prompt in _PROMPTS])
     _assert_same(generator.generate_batch(_PROMPTS), together.generate_batch(_PROMPTS))
@@ -128,7 +128,7 @@ def test_answers_do_not_depend_on_what_was_asked_beside(generator: Generator) ->
 
 
 def test_text_is_encoded_as_in_calibration(of_text: Generator, vocabulary_path: pathlib.Path) -> None:
-    """A text gives the tokens of the ids that calibration makes of it, prefix and eos included, and is decoded."""
+    """A text is encoded as in calibration, with prefix and eos, and its answer is decoded."""
     vocabulary = Vocabulary(vocabulary_path, extra_ids=2)
     decode = DecodeSettings(
         rule=ExitRule(), thresholds=(0.5,), max_input_length=32, max_decode_length=STEPS, task_prefix="the "
@@ -155,7 +155,7 @@ _JSON = st.one_of(
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(prompt=_JSON)
 def test_prompts_are_refused_that_calibration_refuses(of_text: Generator, prompt: Any) -> None:
-    """Whatever a JSONL row can hold as a prompt is served exactly if it can be calibrated on."""
+    """Each prompt that a JSONL row can hold is served exactly if it can be calibrated on."""
     key = "input" if isinstance(prompt, str) else "input_ids"
     decode = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=32, max_decode_length=STEPS)
     try:
@@ -186,13 +186,13 @@ def test_prompts_are_refused_that_calibration_refuses(of_text: Generator, prompt
     ],
 )
 def test_bad_prompts_are_refused_in_words(of_text: Generator, prompt: Any, message: str) -> None:
-    """The message says what is wrong with the prompt."""
+    """A bad prompt is refused with a clear message."""
     with pytest.raises(PromptError, match=message):
         of_text.generate(prompt)
 
 
 def test_a_batch_with_a_bad_prompt_is_refused_as_a_whole(generator: Generator) -> None:
-    """The message names the prompt, by its place or as the caller calls it; a text for a list is an error, too."""
+    """A batch with a bad prompt is refused, with the prompt's place or name; a text instead of a list is an error."""
     with pytest.raises(PromptError, match="prompt 1: is text, but the manifest is about prompts of token ids"):
         generator.generate_batch([[5, 1], "text"])
     with pytest.raises(PromptError, match=r"^row-7: is text"):
@@ -202,7 +202,7 @@ def test_a_batch_with_a_bad_prompt_is_refused_as_a_whole(generator: Generator) -
 
 
 def test_long_prompts_are_cut_and_reported(generator: Generator, of_text: Generator) -> None:
-    """Without a plan that says otherwise, what is too long is answered as its beginning, and the answer says so."""
+    """Unless the plan says otherwise, a long prompt is cut, and the answer says so."""
     long = generator.generate([7, 9] * 20)
     assert long.truncated
     _assert_same([long], [dataclasses.replace(generator.generate([7, 9] * 16), truncated=True)])
@@ -210,7 +210,7 @@ def test_long_prompts_are_cut_and_reported(generator: Generator, of_text: Genera
 
 
 def test_long_prompts_are_refused_where_calibration_refused_them() -> None:
-    """A manifest whose plan says that prompts are not cut has none of them answered."""
+    """If the plan does not cut prompts, a long prompt is refused."""
     manifest = build_served_manifest(_CHECKPOINT)
     entry = manifest.calibrations[0]
     planned = {name: getattr(entry, name) for name in ("consistency", "metric", "loss", "delta", "epsilon", "p_value")}
@@ -227,7 +227,7 @@ def test_long_prompts_are_refused_where_calibration_refused_them() -> None:
 
 
 def test_logits_that_are_not_finite_are_an_error_that_names_the_prompt(tmp_path: pathlib.Path) -> None:
-    """A prompt on which the model breaks down has no answer; others do."""
+    """A prompt whose logits are not finite is an error that names it; others have answers."""
     checkpoint = load_checkpoint(write_model(tmp_path, is_broken=True))
     served = _generator(checkpoint)
     assert served.generate([5, 1]).tokens
@@ -236,7 +236,7 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_prompt(tmp_path:
 
 
 def test_threads_share_a_generator() -> None:
-    """Many threads at once, also before anything is compiled, get the answers that one gets."""
+    """Many threads at once, also before anything is compiled, get the answers of one thread."""
     served = _generator(decode={"max_input_length": 36})
     prompts = [*_PROMPTS, [9] * 35] * 6
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -245,7 +245,7 @@ def test_threads_share_a_generator() -> None:
 
 
 def test_warming_up_compiles_every_width() -> None:
-    """After it nothing is compiled, whatever the width; before it, something is."""
+    """After the warm-up no width needs compilation; before it, some does."""
     served = _generator(decode={"max_input_length": 40})
     with CompileTime() as compiling:
         served.warm_up()
@@ -257,7 +257,7 @@ def test_warming_up_compiles_every_width() -> None:
 
 
 def test_everything_may_be_named_by_path(tmp_path: pathlib.Path, vocabulary_path: pathlib.Path) -> None:
-    """Manifest and model are read from files, the vocabulary beside the model is found, its sentinels are added."""
+    """Manifest and model are read from files, and the vocabulary next to the model is found and given its sentinels."""
     model = write_model(tmp_path / "model", vocabulary=vocabulary_path)
     checkpoint = load_checkpoint(model)
     vocabulary = Vocabulary(vocabulary_path, extra_ids=3)
@@ -269,7 +269,7 @@ def test_everything_may_be_named_by_path(tmp_path: pathlib.Path, vocabulary_path
 
 
 def test_the_entry_is_chosen_and_never_guessed() -> None:
-    """What is left out may be anything while one entry matches; if none or several do, the error lists them."""
+    """Fields may be left out if one entry matches; if none or several do, the error lists them."""
     entries = (build_entry(0.5), build_entry(0.7, delta=0.05), build_entry(0.9, delta=0.05, metric="exact_match"))
     manifest = build_served_manifest(_CHECKPOINT, entries)
     assert Generator.from_manifest(manifest, _CHECKPOINT, delta=0.1).entry == entries[0]
@@ -285,7 +285,7 @@ def test_the_entry_is_chosen_and_never_guessed() -> None:
 
 
 def test_a_choice_is_taken_whole() -> None:
-    """As one value, a choice gives the entry that its words give; words count before it, and none is ignored."""
+    """A choice as one value selects the entry that its keywords select; keywords override it, and none is ignored."""
     entries = (build_entry(0.5), build_entry(0.7, delta=0.05), build_entry(0.9, delta=0.05, metric="exact_match"))
     manifest = build_served_manifest(_CHECKPOINT, entries)
     choice = EntryChoice(delta=0.05, metric="token_f1")
@@ -298,6 +298,6 @@ def test_a_choice_is_taken_whole() -> None:
 
 
 def test_answers_are_plain_values(generator: Generator) -> None:
-    """An answer holds numbers of Python's own, so that it can be written as JSON."""
+    """An answer holds Python's own numbers, so that it can be written as JSON."""
     answer = generator.generate([5, 9, 1])
     assert json.loads(json.dumps(dataclasses.asdict(answer)))["tokens"] == list(answer.tokens)

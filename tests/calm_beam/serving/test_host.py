@@ -1,4 +1,4 @@
-"""A host answers under whatever manifest belongs to its model, and loads that once."""
+"""A host answers under any manifest of its model, and loads each once."""
 
 import dataclasses
 import pathlib
@@ -56,7 +56,7 @@ def place(tmp_path: pathlib.Path) -> _Place:
 
 
 def test_answers_come_in_order(place: _Place) -> None:
-    """Each prompt has what the generator gives, in the order of the question; the model's load is told once."""
+    """Answers have the order of the question and are the generator's; the model's load is reported once."""
     path = place.manifest("a.json", 0.2)
     reply = place.ask(path)
     generator = Generator.from_manifest(path, place.model)
@@ -76,7 +76,7 @@ def test_answers_come_in_order(place: _Place) -> None:
 
 
 def test_what_was_taken_last_stands_in(place: _Place) -> None:
-    """A manifest without the entry is refused with its reason, and the one that answered before answers again."""
+    """A manifest without the entry is refused with the reason, and the last accepted one answers."""
     first, second = place.manifest("first.json", 0.2), place.manifest("second.json", 0.9)
     wrong = place.manifest("wrong.json", 0.2, delta=0.3)
     choice = dataclasses.replace(ANY_ENTRY, delta=0.1)
@@ -91,7 +91,7 @@ def test_what_was_taken_last_stands_in(place: _Place) -> None:
 
 
 def test_what_cannot_be_read_is_tried_again(place: _Place) -> None:
-    """A file that is not there yet is taken once it is; one that was refused is not looked at again."""
+    """A missing file is tried again; a refused one is not."""
     first, late = place.manifest("first.json", 0.2), str(place.folder / "late.json")
     assert place.ask(late, first).manifest == first
     place.manifest("late.json", 0.9)
@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_tried_again(place: _Place) -> None:
 
 
 def test_few_manifests_are_kept(place: _Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked longest ago is forgotten, and made again when it is asked."""
+    """The manifest that was used longest ago is dropped, and loaded again when it is requested."""
     monkeypatch.setattr(hosts, "_MOST_KEPT", 2)
     paths = [place.manifest(f"{number}.json", 0.1 * number) for number in range(1, 5)]
     for path in (*paths, paths[0]):
@@ -114,7 +114,7 @@ def test_few_manifests_are_kept(place: _Place, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_samples_are_measured(place: _Place) -> None:
-    """With sampling, answers have losses, and prompts need ids; what cannot be measured is refused."""
+    """With sampling, answers have losses, and prompts need ids; losses that cannot be measured are refused."""
     path = place.manifest("a.json", 0.2)
     sampling = Sampling(share=1, salt="a")
     reply = place.ask(path, sampling=sampling)
@@ -130,5 +130,5 @@ def test_samples_are_measured(place: _Place) -> None:
 
 
 def test_the_salt_is_not_printed() -> None:
-    """What is logged of a question does not give away which prompts are measured."""
+    """The log of a question does not reveal which prompts are measured."""
     assert "secret" not in repr(Sampling(share=1, salt="secret"))

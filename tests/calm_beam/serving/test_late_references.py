@@ -1,4 +1,4 @@
-"""Losses whose references come later: all of them, in the order of the answers."""
+"""Losses whose references arrive later are all written, in the order of the answers."""
 
 import dataclasses
 import itertools
@@ -25,14 +25,14 @@ _REFERENCES = [[[9, 9, 9]], [[7, 7]], [[12]]]
 
 @pytest.fixture(scope="module")
 def generator() -> Generator:
-    """Serves a promise of risk consistency."""
+    """A generator with a promise of risk consistency."""
     entry = build_entry(0.2, consistency="risk", loss="relu")
     return Generator.from_manifest(build_served_manifest(_CHECKPOINT, (entry,)), _CHECKPOINT)
 
 
 @pytest.fixture(scope="module")
 def answers(generator: Generator) -> list[Answer]:
-    """Of the prompts."""
+    """The answers to the prompts."""
     return [generator.generate(prompt) for prompt in _PROMPTS]
 
 
@@ -48,7 +48,7 @@ def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
 def test_the_order_in_which_references_come_changes_nothing(
     order: Sequence[int], generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path
 ) -> None:
-    """The file is to the byte what `observe` writes of the same requests one after the other."""
+    """In any order of references, the file is to the byte what `observe` writes for the same requests in sequence."""
     at_once = _probe(generator, tmp_path / "at_once")
     losses = [
         at_once.observe(str(place), _PROMPTS[place], answer=answers[place], references=_REFERENCES[place])
@@ -71,7 +71,7 @@ def test_the_order_in_which_references_come_changes_nothing(
 def test_an_answer_of_another_group_is_not_remembered(
     generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path
 ) -> None:
-    """It is refused at once: left to wait, it would count with loss 1."""
+    """An answer of another group is refused at once: if it waited, it would count with loss 1."""
     late = LateReferences(_probe(generator, tmp_path / "losses"))
     with pytest.raises(ValueError, match="request a: was answered for group 'fr', but the probe is about all prompts"):
         late.remember("a", _PROMPTS[0], answer=dataclasses.replace(answers[0], group="fr"))
@@ -79,7 +79,7 @@ def test_an_answer_of_another_group_is_not_remembered(
 
 
 def test_what_never_comes_is_counted(generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path) -> None:
-    """Given up, pushed out by later ones, without an output, or waiting at the end: loss 1, and the reason said."""
+    """Requests given up, displaced by later ones, without an output, or still waiting have loss 1 with the reason."""
     path = tmp_path / "losses"
     with LateReferences(_probe(generator, path), most=3) as late:
         for name in ("a", "b"):
@@ -88,7 +88,7 @@ def test_what_never_comes_is_counted(generator: Generator, answers: Sequence[Ans
         assert late.waiting == ("a", "b")
         late.give_up("b", "deleted on request")
         assert _rows(path) == []
-        # Pushes out the first, and all that it held back follows.
+        # It displaces the first, and all that waited for that follow.
         late.remember("d", _PROMPTS[1], answer=answers[1])
         late.remember("e", _PROMPTS[1], answer=answers[1])
         late.observe("e", [list(answers[1].tokens)])
@@ -106,7 +106,7 @@ def test_what_never_comes_is_counted(generator: Generator, answers: Sequence[Ans
 def test_monitor_reads_the_rows(
     generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`calm-beam monitor` takes them for losses of the manifest's entry; those that were given up are missing."""
+    """`calm-beam monitor` reads them as losses of the manifest's entry; those given up are missing."""
     write_manifest(generator.manifest, tmp_path / "manifest.json")
     with LateReferences(_probe(generator, tmp_path / "losses")) as late:
         for number in range(40):
@@ -119,7 +119,7 @@ def test_monitor_reads_the_rows(
 
 
 def test_what_does_not_wait_is_refused(generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path) -> None:
-    """Unknown and settled requests, ids that occur twice and references that do not fit; those may come again."""
+    """Unknown and settled requests, repeated ids and unfit references are refused; the latter may be sent again."""
     late = LateReferences(_probe(generator, tmp_path / "losses"))
     late.remember("first", _PROMPTS[0], answer=answers[0])
     late.remember("a", _PROMPTS[0], answer=answers[0])
@@ -144,7 +144,7 @@ def test_what_does_not_wait_is_refused(generator: Generator, answers: Sequence[A
 def test_a_file_that_cannot_be_written_loses_no_loss(
     generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loss that could not be added is added with the next one, in its turn."""
+    """A loss that could not be written is written with the next one, in order."""
     late = LateReferences(_probe(generator, tmp_path / "losses"))
     for name in "ab":
         late.remember(name, _PROMPTS[0], answer=answers[0])
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_written_loses_no_loss(
 def test_giving_up_what_is_being_measured(
     generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request has one loss, whichever comes first: the measured one, or that of having been given up."""
+    """A request has one loss: the measured one, or that of giving up, whichever is first."""
     probe = _probe(generator, tmp_path / "losses")
     late = LateReferences(probe)
     late.remember("a", _PROMPTS[0], answer=answers[0])

@@ -1,4 +1,4 @@
-"""Losses of many answers at once are those of one at a time."""
+"""Losses of many answers at once equal those of single ones."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def _answered(generator: Generator) -> list[AnsweredRequest]:
 
 
 def test_many_are_measured_as_one_is() -> None:
-    """Each request has the loss that it has by itself, and some differ from 0."""
+    """Each request has the loss that it has alone, and some losses differ from 0."""
     generator = Generator.from_manifest(build_served_manifest(_CHECKPOINT, (build_entry(0.2),)), _CHECKPOINT)
     meter = LossMeter(generator, share=1.0, salt="a")
     answered = _answered(generator)
@@ -36,7 +36,7 @@ def test_many_are_measured_as_one_is() -> None:
 
 
 def test_a_loss_that_cannot_be_measured_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metric that fails for one output counts against that one alone, and so does a prompt that is none."""
+    """A metric that fails for one output, and an invalid prompt, give that request loss 1, and no other."""
     generator = Generator.from_manifest(build_served_manifest(_CHECKPOINT, (build_entry(0.2),)), _CHECKPOINT)
     meter = LossMeter(generator, share=1.0, salt="a")
     answered = _answered(generator)
@@ -63,7 +63,7 @@ def test_a_loss_that_cannot_be_measured_is_1(monkeypatch: pytest.MonkeyPatch) ->
 def test_texts_that_the_metric_does_not_see_are_losses(
     early: str, loss: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In service as in calibration: an output that cannot be told from the full model's has loss 1, an equal one 0."""
+    """For texts that the metric does not see, an output other than the full model's has loss 1, an equal one 0."""
     generator = Generator.from_manifest(build_served_manifest(_CHECKPOINT, (build_entry(0.2),)), _CHECKPOINT)
     meter = LossMeter(generator, share=1.0, salt="a")
     answer = dataclasses.replace(generator.generate(_PROMPTS[0]), text=early)
@@ -78,7 +78,7 @@ def test_failures_name_their_reason() -> None:
 
 
 def test_refusals() -> None:
-    """Losses that need references are not measured without, nor another metric than the entry's, nor no share."""
+    """Losses without their references, another metric than the entry's, and a missing share are refused."""
     entry = build_entry(0.2, consistency="risk", loss="relu")
     generator = Generator.from_manifest(build_served_manifest(_CHECKPOINT, (entry,)), _CHECKPOINT)
     meter = LossMeter(generator, share=1.0, salt="a")

@@ -1,4 +1,4 @@
-"""What `calm_beam.serving` hands out."""
+"""The public names of `calm_beam.serving`."""
 
 import ast
 import inspect
@@ -9,7 +9,7 @@ from calm_beam import serving
 
 
 def test_every_name_is_found() -> None:
-    """Each name that type checkers are told of is there, whether it is loaded at once or later; no other is."""
+    """Each name in the stub is there, whether it is loaded at once or later; no other is."""
     parsed = ast.walk(ast.parse(inspect.getsource(serving)))
     names = {alias.name for node in parsed if isinstance(node, ast.ImportFrom) and node.level for alias in node.names}
     assert {name: getattr(serving, name).__name__ for name in names} == {name: name for name in names}

@@ -27,7 +27,7 @@ def byte_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(tokens=st.lists(st.integers(2, 45), max_size=8), is_ended=st.booleans())
 def test_together_they_are_the_text(vocabulary: Vocabulary, tokens: list[int], is_ended: bool) -> None:
-    """Every token has a text of its own, and together, but for the end, they are that of the output."""
+    """Every token has a text of its own, and without the end these make up the output's text."""
     texts = token_texts([*tokens, 1] if is_ended else tokens, vocabulary)
     assert len(texts) == len(tokens) + is_ended
     assert "".join(texts[: len(tokens)]) == vocabulary.decode(tokens)
@@ -35,14 +35,14 @@ def test_together_they_are_the_text(vocabulary: Vocabulary, tokens: list[int], i
 
 
 def test_words_are_cut_where_tokens_are(vocabulary: Vocabulary) -> None:
-    """A text that is encoded gives the pieces it is made of, with the space before a word."""
+    """An encoded text gives its pieces, with the space before a word."""
     tokens = vocabulary.encode("the cat sees")
     assert [text for text in token_texts(tokens, vocabulary) if text.startswith(" ")]
     assert len(token_texts(tokens, vocabulary)) == len(tokens)
 
 
 def test_a_letter_of_several_tokens_has_its_text_at_the_last(byte_vocabulary: Vocabulary) -> None:
-    """With byte fallback, a letter that no piece has is spelt in bytes, of which the last completes it."""
+    """With byte fallback, a letter without a piece is spelt in bytes, and the last one has its text."""
     tokens = byte_vocabulary.encode("the €")
     assert byte_vocabulary.decode(tokens) == "the €"
     texts = token_texts(tokens, byte_vocabulary)
@@ -57,7 +57,7 @@ def test_a_letter_of_several_tokens_has_its_text_at_the_last(byte_vocabulary: Vo
 def test_a_growing_text_is_never_taken_back(
     vocabulary: Vocabulary, byte_vocabulary: Vocabulary, data: st.DataObject, *, has_bytes: bool, is_ended: bool
 ) -> None:
-    """Whatever tokens come, bytes that make no letter among them, the parts together are the text of the output."""
+    """With any tokens, also bytes that are no letter, the parts together are the text of the output."""
     of = byte_vocabulary if has_bytes else vocabulary
     tokens = data.draw(st.lists(st.integers(2, of.size + 1), max_size=10))
     growing = GrowingText(of)
@@ -66,7 +66,7 @@ def test_a_growing_text_is_never_taken_back(
 
 
 def test_the_beginning_of_a_letter_is_held_back_until_the_end(byte_vocabulary: Vocabulary) -> None:
-    """It may become a letter; where the output ends before, it reads as it does in the whole text."""
+    """The beginning of a letter is held back; if the output ends before the rest, it reads as in the whole text."""
     *tokens, _ = byte_vocabulary.encode("the €")
     growing = GrowingText(byte_vocabulary)
     assert "".join(map(growing.add, [*tokens, 1])) == "the "

@@ -1,4 +1,4 @@
-"""Losses in service are those that calibration would have measured, of a sample that knows nothing of them."""
+"""Losses in service are those of calibration, of a sample that does not depend on them."""
 
 import dataclasses
 import json
@@ -66,14 +66,14 @@ def _calibrated_loss(answer: Answer, full: Answer, entry: Calibration, reference
     ids=lambda entry: entry.loss,
 )
 def test_losses_are_those_of_calibration(tmp_path: pathlib.Path, entry: Calibration) -> None:
-    """Each kind of loss is what scoring makes of the same outputs; some differ from 0, and all stand in the file."""
+    """Each kind of loss is that of scoring the same outputs; some differ from 0, and all are in the file."""
     generator, probe = _probe(tmp_path / "losses", entry)
     found = []
     for number, prompt in enumerate(_PROMPTS):
         answer, full = generator.generate(prompt), generator.full_model().generate(prompt)
-        # Right is what one of the two says, so that losses of both signs come up.
+        # References are one of the two outputs, so that losses of both signs occur.
         right = (full, answer)[number % 2]
-        # As ids, since the manifest has no vocabulary; eos and padding are none of the text.
+        # As ids, since the manifest has no vocabulary; eos and padding are not part of the text.
         references = ([*right.tokens, 0], [9, 9, 9]) if entry.consistency == "risk" else ()
         texts = (right.text, "9 9 9") if references else ()
         loss = probe.observe(str(number), prompt, answer=answer, references=references)
@@ -88,12 +88,12 @@ def test_losses_are_those_of_calibration(tmp_path: pathlib.Path, entry: Calibrat
 
 
 def score(candidate: str, references: Sequence[str]) -> float:
-    """Returns a score, as a metric of the user's."""
+    """Returns a score, as a user's metric does."""
     return float(candidate in references)
 
 
 def test_a_manifest_runs_no_code(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A metric that is code is imported only if whoever makes the probe names it, and no other in its place."""
+    """A user's metric is imported only if the caller names it for the probe, and no other in its place."""
     own = "tests.calm_beam.serving.test_probe:score"
     _probe(tmp_path / "losses", build_entry(0.2, metric=own), metric=own)
     _probe(tmp_path / "losses", build_entry(0.2), metric="token_f1")
@@ -105,7 +105,7 @@ def test_a_manifest_runs_no_code(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
 
 
 def test_a_metric_that_was_changed_watches_nothing(tmp_path: pathlib.Path) -> None:
-    """Losses by another function than was calibrated are not those that were promised."""
+    """A metric whose source has changed since calibration is refused."""
     own = "tests.calm_beam.serving.test_probe:score"
     manifest = build_served_manifest(_CHECKPOINT, (build_entry(0.2, metric=own),))
     changed = dataclasses.replace(manifest, software={**manifest.software, own: f"sha256:{'0' * 64}"})
@@ -114,7 +114,7 @@ def test_a_metric_that_was_changed_watches_nothing(tmp_path: pathlib.Path) -> No
 
 
 def test_the_sample_is_decided_by_id_and_salt(tmp_path: pathlib.Path) -> None:
-    """About the share of all ids is sampled, the same ids every time, other ones with another salt."""
+    """About the given share of ids is sampled, the same ones every time, other ones with another salt."""
     _, probe = _probe(tmp_path / "losses", share=0.3)
     _, other = _probe(tmp_path / "losses", share=0.3, salt="b")
     _, wider = _probe(tmp_path / "losses", share=0.6)
@@ -141,7 +141,7 @@ def test_the_sample_is_decided_by_id_and_salt(tmp_path: pathlib.Path) -> None:
 def test_references_that_cannot_be_compared_are_refused(
     references: Sequence[Any], message: str, tmp_path: pathlib.Path
 ) -> None:
-    """Texts are never held against ids, nor the letters of a text taken for references; nothing is written."""
+    """Texts are not compared with ids, nor a text's letters taken for references; nothing is written."""
     generator, probe = _probe(tmp_path / "losses", build_entry(0.2, consistency="risk", loss="relu"))
     with pytest.raises(ValueError, match=re.escape(message)):
         probe.observe("a", _PROMPTS[0], answer=generator.generate(_PROMPTS[0]), references=references)
@@ -149,7 +149,7 @@ def test_references_that_cannot_be_compared_are_refused(
 
 
 def test_failures_have_loss_1(tmp_path: pathlib.Path) -> None:
-    """A request without an output, and one whose loss cannot be measured, count as calibration counts them."""
+    """A request without an output, or whose loss cannot be measured, has loss 1 as in calibration."""
     generator, probe = _probe(tmp_path / "losses")
     answer = generator.generate(_PROMPTS[0])
     assert probe.observe_failure("a", OutputError("broken\nmodel")) == 1
@@ -160,7 +160,7 @@ def test_failures_have_loss_1(tmp_path: pathlib.Path) -> None:
 
 
 def test_monitor_reads_the_rows(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`calm-beam monitor` takes the rows of the probe for the losses that they are; those of failures are missing."""
+    """`calm-beam monitor` reads the probe's rows as losses; those of failures are missing."""
     generator, probe = _probe(tmp_path / "losses", build_entry(0.9, delta=0.5))
     write_manifest(generator.manifest, tmp_path / "manifest.json")
     losses = [
@@ -177,7 +177,7 @@ def test_monitor_reads_the_rows(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
 
 
 def test_monitor_refuses_rows_of_another_promise(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Losses that were measured for another entry or manifest are not taken for those of this one."""
+    """Losses of another entry or manifest are refused."""
     generator, probe = _probe(tmp_path / "losses")
     probe.observe_failure("a", OutputError("broken"))
     manifest = dataclasses.replace(generator.manifest, created="2026-02-01T12:00:00Z")
@@ -187,7 +187,7 @@ def test_monitor_refuses_rows_of_another_promise(tmp_path: pathlib.Path, capsys:
 
 
 def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never exit, clusters, references that are not there, shares out of range and bad paths are refused in words."""
+    """Never exit, clusters, missing references, shares out of range and bad paths are refused with clear messages."""
     with pytest.raises(ManifestError, match="the entry says never exit: there is no risk to watch"):
         _probe(tmp_path / "losses", build_entry(None))
     manifest = build_served_manifest(_CHECKPOINT)
@@ -204,7 +204,7 @@ def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path, monkeypatch: 
         LossProbe(Generator.from_manifest(manifest, _CHECKPOINT), "gs://bucket/losses", share=1, salt="")
     with pytest.raises(MetricError, match="on example"):
         _probe(tmp_path / "losses", build_entry(0.2, metric="builtins:len"), metric="builtins:len")
-    # As where the rouge-score package is missing.
+    # The rouge-score package is missing.
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     rouge_l._scorer.cache_clear()
     with pytest.raises(MetricError, match='metric "rouge_l" on example "of the trial": raised ModuleNotFoundError'):

@@ -1,4 +1,4 @@
-"""What is counted of answers: how often a confidence was asked."""
+"""The tally of answers: the number of exit tests."""
 
 import dataclasses
 import types
@@ -12,7 +12,7 @@ from tests.calm_beam.manifest.builders import build_manifest
 
 
 def _answer(layers: tuple[int, ...], *, threshold: float | None, variant: Variant | None = None) -> Any:
-    """Returns what is read of an answer of a model of eight layers, by an entry."""
+    """Returns the fields of an answer that the tally reads, for a model of eight layers, by an entry."""
     entry = types.SimpleNamespace(threshold=threshold, variant=variant)
     return types.SimpleNamespace(exit_layers=layers, num_layers=8, entry=entry)
 
@@ -28,7 +28,7 @@ def _manifest() -> Any:
 @pytest.mark.parametrize(
     ("variant", "tests"),
     [
-        # Every layer but the last is tested, and the test that lets a token out gives the token.
+        # Every layer but the last is tested, and the test that accepts gives the token.
         (None, 1 + 3 + 7),
         (Variant(confidence="softmax", min_exit_layer=2, exit_interval=2), 0 + 1 + 3),
         (Variant(confidence="state", min_exit_layer=2, exit_interval=2), 1 + 2 + 3),
@@ -36,12 +36,12 @@ def _manifest() -> Any:
     ],
 )
 def test_tests_are_those_of_the_entrys_rule(variant: Variant | None, tests: int) -> None:
-    """They follow from the layers where tokens left, and the rule by which they did."""
+    """Tests are counted from exit layers and the entry's exit rule."""
     assert exit_tests(_answer((2, 4, 8), threshold=0.5, variant=variant), _manifest()) == tests
 
 
 def test_the_full_model_asks_nothing() -> None:
-    """Neither where an entry never exits, nor where no entry decides."""
+    """The full model has no tests, whether an entry never exits or there is none."""
     assert exit_tests(_answer((8, 8), threshold=None), _manifest()) == 0
     answer = _answer((8, 8), threshold=0.5)
     answer.entry = None

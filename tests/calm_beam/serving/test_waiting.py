@@ -1,4 +1,4 @@
-"""Who waits for a compiler at a prompt of Python's is told; programs are not."""
+"""A user who waits for a compiler at Python's prompt gets a message; programs get none."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ from tests.calm_beam.serving.test_generator import _generator
 def test_only_people_are_told(
     is_interactive: bool, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once, after some patience, on standard error; what ends before says nothing."""
+    """The message comes once, after some patience, on standard error; shorter waits are silent."""
     monkeypatch.setattr(generator, "_PATIENCE_SECONDS", 0.05)
     if is_interactive:
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
@@ -30,7 +30,7 @@ def test_only_people_are_told(
 def test_the_first_prompt_of_a_length_names_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second does not: it compiles nothing."""
+    """The first prompt of a length names its compilation; the second does not compile."""
     monkeypatch.setattr(generator, "_PATIENCE_SECONDS", 0)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     served = _generator()

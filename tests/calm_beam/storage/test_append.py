@@ -1,4 +1,4 @@
-"""Lines are added whole or not at all."""
+"""Lines are appended atomically."""
 
 import concurrent.futures
 import os
@@ -20,14 +20,14 @@ def test_lines_are_added(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("whole", ["", "one\ntwo\n"])
 def test_half_a_line_is_taken_away(tmp_path: pathlib.Path, whole: str) -> None:
-    """What a process left that died in the middle of a line does not become a part of the next."""
+    """Half a line, left by a process that died, is removed before the next line."""
     (tmp_path / "log").write_text(f"{whole}half a l")
     append_line(tmp_path / "log", "next")
     assert (tmp_path / "log").read_text() == f"{whole}next\n"
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for which there is no room, or half of it only, is not there at all."""
+    """A line for which there is no room, or only half of it, is not written at all."""
     append_line(tmp_path / "log", "one")
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:3]))
@@ -37,7 +37,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: pathlib.Path, monkeypat
 
 
 def test_another_file_is_left_alone(tmp_path: pathlib.Path) -> None:
-    """A large file without line breaks is none of ours, and is not cut."""
+    """A large file without line breaks is not ours, and is not cut."""
     (tmp_path / "log").write_bytes(b"x" * 70_000)
     with pytest.raises(OSError, match="this is not a file of short lines"):
         append_line(tmp_path / "log", "one")
@@ -46,7 +46,7 @@ def test_another_file_is_left_alone(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_threads_and_processes_share_a_file(tmp_path: pathlib.Path) -> None:
-    """Of many that add lines at once, every line arrives whole and once."""
+    """Of many concurrent writers, every line arrives complete and once."""
     code = (
         "import sys; from calm_beam.storage import append_line\n"
         "for number in range(50): append_line(sys.argv[1], sys.argv[2] * 40 + f'-{number}')"

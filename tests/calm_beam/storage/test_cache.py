@@ -1,4 +1,4 @@
-"""Local copies of what lies on Cloud Storage."""
+"""Local copies of Cloud Storage objects."""
 
 import os
 import pathlib
@@ -47,7 +47,7 @@ def _downloads(cloud: "CloudService") -> int:
 
 
 def test_objects_become_files(folder: str) -> None:
-    """The copy holds every object under its name in the folder."""
+    """The copy has every object under its name in the folder."""
     assert _files(_fetch(folder)) == _CONTENT
 
 
@@ -66,7 +66,7 @@ def test_a_copy_is_made_once(cloud: "CloudService", folder: str) -> None:
 
 
 def test_those_who_come_at_once_share_one_download(cloud: "CloudService", folder: str) -> None:
-    """Of several who need the same copy at the same time, one downloads and the others wait."""
+    """Of several concurrent users of the same copy, one downloads and the others wait."""
     copies: list[pathlib.Path] = []
     threads = [threading.Thread(target=lambda: copies.append(_fetch(folder))) for _ in range(4)]
     for thread in threads:
@@ -79,7 +79,7 @@ def test_those_who_come_at_once_share_one_download(cloud: "CloudService", folder
 
 
 def test_another_content_is_another_copy(folder: str) -> None:
-    """An object written anew gives a new copy, and the old one stays as it was for those who use it."""
+    """A rewritten object gives a new copy, and the old one is unchanged for its users."""
     old = _fetch(folder)
     _write(f"{folder}/a", b"2")
     new = _fetch(folder)
@@ -88,7 +88,7 @@ def test_another_content_is_another_copy(folder: str) -> None:
 
 
 def test_the_same_content_elsewhere_is_another_copy(bucket: str, folder: str) -> None:
-    """Copies are told apart by where they come from, too."""
+    """Equal content from another address is another copy."""
     for name, content in _CONTENT.items():
         _write(f"{bucket}/other/{name}", content)
     assert _fetch(f"{bucket}/other") != _fetch(folder)
@@ -96,7 +96,7 @@ def test_the_same_content_elsewhere_is_another_copy(bucket: str, folder: str) ->
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "missing"])
 def test_a_damaged_copy_is_made_anew(folder: str, damage: str) -> None:
-    """A copy that is not what was stored, to the last bit, is not used."""
+    """A copy that differs from the stored one, to the last bit, is downloaded again."""
     copy = _fetch(folder)
     file = copy / "d" / "b"
     if damage == "missing":
@@ -107,7 +107,7 @@ def test_a_damaged_copy_is_made_anew(folder: str, damage: str) -> None:
 
 
 def test_damage_on_the_way_is_told(cloud: "CloudService", folder: str, tmp_path: pathlib.Path) -> None:
-    """What arrives with another checksum is not kept."""
+    """An object that arrives with another checksum is not kept."""
     cloud.guard.corrupted.add("model/d/b")
     with pytest.raises(StorageError, match=r"model/d/b: what arrived has another checksum than what was stored\. Try"):
         _fetch(folder)
@@ -117,7 +117,7 @@ def test_damage_on_the_way_is_told(cloud: "CloudService", folder: str, tmp_path:
 
 
 def test_an_object_that_was_replaced_since_is_told(folder: str) -> None:
-    """A copy is of the generations that were listed, or none."""
+    """If a listed object was replaced, there is an error instead of a mixed copy."""
     files = list_below(folder)
     _write(f"{folder}/a", b"2")
     with pytest.raises(StorageError, match=r"model/a: was replaced or removed while it was read"):
@@ -125,7 +125,7 @@ def test_an_object_that_was_replaced_since_is_told(folder: str) -> None:
 
 
 def test_a_failed_download_leaves_nothing(cloud: "CloudService", folder: str, tmp_path: pathlib.Path) -> None:
-    """After a failure there is no copy, and the next attempt makes a whole one."""
+    """After a failure there is no copy, and the next attempt makes a complete one."""
     cloud.guard.faults.append(Fault(403, "GET", "d/b?"))
     with pytest.raises(PermissionError, match="model/d/b: permission denied"):
         _fetch(folder)
@@ -134,7 +134,7 @@ def test_a_failed_download_leaves_nothing(cloud: "CloudService", folder: str, tm
 
 
 def test_leftovers_of_killed_processes_are_removed(folder: str, tmp_path: pathlib.Path) -> None:
-    """What a process left that was killed while it downloaded goes away with the next download."""
+    """Partial downloads of killed processes are removed with the next download."""
     copy = _fetch(folder)
     leftover = tmp_path / "cache" / f".{copy.name}.123456.partial"
     leftover.mkdir()
@@ -145,7 +145,7 @@ def test_leftovers_of_killed_processes_are_removed(folder: str, tmp_path: pathli
 
 @pytest.mark.parametrize("name", ["../outside", "a//b", "d/../../x", "d/.", "a\\b"])
 def test_names_that_lead_elsewhere_are_refused(tmp_path: pathlib.Path, name: str) -> None:
-    """An object whose name is no name of a file below the copy is not written anywhere."""
+    """An object whose name leads outside of the copy is not written."""
     file = CloudFile(path=f"gs://b/model/{name}", generation=1, size=1, crc32c="")
     with pytest.raises(StorageError, match=r"has no name on a local disk\. Rename it"):
         cached_folder("gs://b/model", [file])
@@ -154,7 +154,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: pathlib.Path, name: str
 def test_a_cache_that_cannot_be_written_is_told(
     folder: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no place for copies, the variable that names one is."""
+    """If the cache cannot be written, the message names the variable that moves it."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(StorageError, match=r"cannot be kept here \(.*\)\. Set CALM_BEAM_CACHE to a folder that can be"):
@@ -162,7 +162,7 @@ def test_a_cache_that_cannot_be_written_is_told(
 
 
 def test_the_cache_is_the_users_own(folder: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a variable of ours, copies lie in the user's cache, which others cannot read."""
+    """By default copies are in the user's cache, which other users cannot read."""
     monkeypatch.delenv("CALM_BEAM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     copy = _fetch(folder)

@@ -1,4 +1,4 @@
-"""How much memory is free."""
+"""The amount of free memory."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ from calm_beam.storage.free_memory import available_bytes
 
 
 def test_free_memory_is_of_this_machine() -> None:
-    """Something is free, and no more than the machine has."""
+    """Free memory is above 0, and at most the machine's."""
     assert 0 < available_bytes() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -31,7 +31,7 @@ def test_limits_of_control_groups_count(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The least that a group or one above it leaves is free; what is only cached in it is free, too."""
+    """The least that a control group or one above it leaves is free; its cache counts as free, too."""
     group = tmp_path / "cgroup" / folder / place
     group.mkdir(parents=True)
     for name, content in zip((*names[:2], "memory.stat"), ("1000", "700", f"anon 9\n{names[2]} 300\n"), strict=True):
@@ -46,7 +46,7 @@ def test_limits_of_control_groups_count(
 
 
 def test_a_limit_on_the_address_space_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `ulimit -v` leaves is all there is."""
+    """A limit by `ulimit -v` bounds the free memory."""
     import resource
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))
@@ -54,7 +54,7 @@ def test_a_limit_on_the_address_space_counts(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_accelerators_are_seen_by_their_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's or a TPU's file says that there is one, unless JAX is kept to the CPU."""
+    """A device file shows a GPU or TPU, unless JAX is kept to the CPU."""
     monkeypatch.setattr(free_memory, "_DEVICES", tmp_path)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     (tmp_path / "nvidiactl").touch()

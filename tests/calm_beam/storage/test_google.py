@@ -33,7 +33,7 @@ def read(path: str) -> bytes:
 
 
 def race(racers: int, publish: Callable[[int], None]) -> list[int]:
-    """Runs publishers at the same time, and returns those that did not lose."""
+    """Runs publishers at the same time, and returns the winners."""
     start, winners = threading.Barrier(racers), []
 
     def run(racer: int) -> None:
@@ -59,7 +59,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
 
 
 def test_what_is_written_is_read(folder: str) -> None:
-    """Bytes come back as they were, with any content, under any name, also none at all."""
+    """Bytes read back unchanged, with any content, under any name, also none at all."""
     content = bytes(range(256)) * 3 + b"\r\n--\n"
     for name, written in (("a.bin", content), ("ü b#c?.txt", b"x"), ("empty", b"")):
         path = storage.joined(folder, name)
@@ -84,7 +84,7 @@ def test_a_failed_block_changes_nothing(folder: str) -> None:
 
 
 def test_files_and_folders_are_told_apart(folder: str) -> None:
-    """A folder is there once something is in it, and gone when that is; names that only begin alike are no folder."""
+    """A folder exists while it contains something; names with a common beginning are not in it."""
     below = storage.joined(folder, "run", "part", "a")
     storage.make_folder(storage.parent(below))
     write(below, b"1")
@@ -124,7 +124,7 @@ def test_removed_files_are_gone(folder: str) -> None:
     ],
 )
 def test_globs_mean_the_same_everywhere(folder: str, pattern: str, expected: list[str]) -> None:
-    """A glob gives the files of that name, sorted: no folders, none below, no hidden ones, on either kind of path."""
+    """A glob gives matching files, sorted: no folders, none below, no hidden ones, for either kind of path."""
     for name in ("d/b.jsonl", "d/a.jsonl", "e/a.jsonl", "d/c.jsonl.gz", "d/.hidden.jsonl", "d/f/a.jsonl", "d.txt"):
         path = storage.joined(folder, *name.split("/"))
         storage.make_folder(storage.parent(path))
@@ -133,7 +133,7 @@ def test_globs_mean_the_same_everywhere(folder: str, pattern: str, expected: lis
 
 
 def test_every_page_of_a_listing_is_read(cloud: "CloudService", bucket: str) -> None:
-    """Where the service answers with a few names at a time, all of them are found."""
+    """A listing in pages of a few names is read completely."""
     names = [f"{bucket}/d/{index}" for index in range(7)]
     for name in names:
         write(name, b"1")
@@ -145,7 +145,7 @@ def test_every_page_of_a_listing_is_read(cloud: "CloudService", bucket: str) -> 
 
 
 def test_placeholders_of_folders_are_no_files(cloud: "CloudService", bucket: str) -> None:
-    """The empty objects that consoles make for folders are not taken for files."""
+    """The empty objects that consoles make for folders are not files."""
     from tests.cloud.service import raw_client
 
     for name in ("d/", "d/a"):
@@ -177,7 +177,7 @@ def test_reading_seeks(bucket: str) -> None:
 def test_large_objects_are_written_and_read_in_parts(
     cloud: "CloudService", bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit into one request arrives whole, in either direction; so does a precondition."""
+    """Content beyond one request arrives complete in both directions, and a precondition holds."""
     monkeypatch.setattr("google.cloud.storage.blob._MAX_MULTIPART_SIZE", 2**18)
     monkeypatch.setattr(_google, "_READ_BYTES", 2**18)
     content = bytes(range(256)) * 2**12
@@ -189,7 +189,7 @@ def test_large_objects_are_written_and_read_in_parts(
 
 
 def test_gzip_is_read_as_it_is(bucket: str) -> None:
-    """A `.gz` file is not unpacked on the way."""
+    """A `.gz` file is not unpacked in transit."""
     packed = gzip.compress(b"text")
     write(f"{bucket}/a.gz", packed)
     assert read(f"{bucket}/a.gz") == packed
@@ -198,7 +198,7 @@ def test_gzip_is_read_as_it_is(bucket: str) -> None:
 
 
 def test_encoded_objects_are_refused(cloud: "CloudService", bucket: str) -> None:
-    """An object whose content depends on who asks is not read."""
+    """An object whose content depends on the client is not read."""
     from tests.cloud.service import raw_client
 
     blob = raw_client(cloud).bucket(bucket[5:]).blob("a.jsonl")
@@ -209,7 +209,7 @@ def test_encoded_objects_are_refused(cloud: "CloudService", bucket: str) -> None
 
 
 def test_a_file_that_is_there_is_kept(folder: str) -> None:
-    """Without overwrite a file is made once; who comes later is told, and nothing changes."""
+    """Without overwrite a file is made once; a later writer is told, and nothing changes."""
     path = storage.joined(folder, "a")
     write(path, b"first", overwrite=False)
     with pytest.raises(FileExistsError, match="a: was written by another process in the meantime"):
@@ -218,7 +218,7 @@ def test_a_file_that_is_there_is_kept(folder: str) -> None:
 
 
 def test_writing_the_same_again_is_no_loss(folder: str) -> None:
-    """A step that is run again writes what is there already, and succeeds."""
+    """A repeated step writes the existing content, and succeeds."""
     path = storage.joined(folder, "a")
     for _ in range(2):
         write(path, b"same", overwrite=False)
@@ -229,7 +229,7 @@ def test_writing_the_same_again_is_no_loss(folder: str) -> None:
 
 
 def test_versions_tell_replacements(folder: str) -> None:
-    """A version is empty without a file, stays while the file does, and changes with the same content written anew."""
+    """A version is empty without a file, stays with the file, and changes when the same content is written again."""
     path = storage.joined(folder, "a")
     assert storage.version(path) == ""
     write(path, b"1")
@@ -240,7 +240,7 @@ def test_versions_tell_replacements(folder: str) -> None:
 
 
 def test_replacing_a_version_that_is_gone_fails(folder: str) -> None:
-    """Who means to replace one version does not replace another, nor put it where there is none."""
+    """Replacing a given version fails if another one, or none, is there."""
     path = storage.joined(folder, "a")
     write(path, b"1", replaces="")
     with pytest.raises(FileExistsError):
@@ -258,7 +258,7 @@ def test_replacing_a_version_that_is_gone_fails(folder: str) -> None:
 
 
 def test_one_of_eight_publishers_wins(folder: str) -> None:
-    """Of eight who write a new file at the same time one wins, and its content stands; the others are told."""
+    """Of eight concurrent writers of a new file one wins with its content; the others are told."""
     path = storage.joined(folder, "manifest.json")
     winners = race(8, lambda racer: write(path, b"by %d" % racer, overwrite=False))
     assert len(winners) == 1
@@ -266,7 +266,7 @@ def test_one_of_eight_publishers_wins(folder: str) -> None:
 
 
 def test_one_of_eight_who_overwrite_wins(folder: str) -> None:
-    """Of eight who replace the same old file one wins: nobody's new file is silently lost."""
+    """Of eight that replace the same old file one wins, and no new file is silently lost."""
     path = storage.joined(folder, "manifest.json")
     write(path, b"old")
     old = storage.version(path)
@@ -276,7 +276,7 @@ def test_one_of_eight_who_overwrite_wins(folder: str) -> None:
 
 
 def test_without_the_guard_all_would_win(cloud: "CloudService", bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The emulator alone lets everybody win: the races above are decided by the guard's preconditions."""
+    """With the emulator alone all win, so the races above are decided by the guard's preconditions."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.emulator_url)
     winners = race(8, lambda racer: write(f"{bucket}/manifest.json", b"by %d" % racer, overwrite=False))
     assert len(winners) == 8
@@ -286,7 +286,7 @@ def test_without_the_guard_all_would_win(cloud: "CloudService", bucket: str, mon
 def test_a_lost_answer_is_no_lost_race(
     cloud: "CloudService", bucket: str, monkeypatch: pytest.MonkeyPatch, size: int, method: str
 ) -> None:
-    """Where an upload was stored but its answer lost, the retry's 412 is understood, and it counts as a success."""
+    """If an upload was stored but its answer lost, the retry's 412 counts as a success."""
     from tests.cloud.guard import Fault
 
     monkeypatch.setattr("google.cloud.storage.blob._MAX_MULTIPART_SIZE", 2**18)
@@ -339,7 +339,7 @@ def test_failures_that_do_not_pass_are_told(
 
 
 def test_missing_permission_is_told(cloud: "CloudService", bucket: str) -> None:
-    """An account that may not do it gets the path, the service's reason and what to do, for every operation."""
+    """Without permission, every operation reports the path, the service's reason and what to do."""
     from tests.cloud.guard import Fault
 
     path = f"{bucket}/secret/a"
@@ -380,7 +380,7 @@ def test_a_missing_bucket_is_told(cloud: "CloudService") -> None:
 
 
 def test_a_missing_object_is_told(bucket: str) -> None:
-    """Reading what is not there fails as on a disk."""
+    """Reading a missing object fails as on a disk."""
     with pytest.raises(FileNotFoundError, match=r"^gs://bucket-\d+/absent: no such object\.$"):
         storage.open_input(f"{bucket}/absent")
 
@@ -403,7 +403,7 @@ def test_other_stores_are_refused(path: str) -> None:
 
 
 def test_an_object_that_changes_while_it_is_read_is_told(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two contents are never mixed: once the object was replaced or removed, reading on fails."""
+    """If the object was replaced or removed, reading fails and does not mix two contents."""
     monkeypatch.setattr(_google, "_READ_BYTES", 4)
     write(f"{bucket}/a", b"one two three")
     with storage.open_input(f"{bucket}/a") as file:
@@ -421,7 +421,7 @@ def test_an_object_that_changes_while_it_is_read_is_told(bucket: str, monkeypatc
 
 
 def test_damage_on_the_way_is_told(cloud: "CloudService", bucket: str) -> None:
-    """A bit that changed on the way is found by the checksum when the end is reached."""
+    """A bit changed in transit is found by the checksum at the end of reading."""
     write(f"{bucket}/a", b"content")
     cloud.guard.corrupted.add("a")
     with pytest.raises(StorageError, match="a: what arrived has another checksum than what was stored"):
@@ -432,7 +432,7 @@ def test_damage_on_the_way_is_told(cloud: "CloudService", bucket: str) -> None:
 def test_an_upload_that_arrives_damaged_is_told(
     cloud: "CloudService", bucket: str, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """An upload of which something else arrives is refused by its checksum, and leaves no file."""
+    """An upload damaged in transit is refused by its checksum, and leaves no file."""
     monkeypatch.setattr("google.cloud.storage.blob._MAX_MULTIPART_SIZE", 2**18)
     cloud.guard.damage = (b"mark", b"Mark")
     with pytest.raises(StorageError, match=r"a: the request to Google Cloud Storage failed \(.*(?i:checksum|crc32c)"):
@@ -441,7 +441,7 @@ def test_an_upload_that_arrives_damaged_is_told(
 
 
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where google-cloud-storage is not installed, every operation says how to install it."""
+    """Without google-cloud-storage, every operation says how to install it."""
     for name in [name for name in sys.modules if name.startswith(("google.cloud", "google.api_core", "google.auth"))]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
@@ -461,7 +461,7 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_credentials_it_is_said_how_to_log_in(tmp_path: pathlib.Path) -> None:
-    """A machine without credentials gets one line that names the two ways to give them."""
+    """Without credentials, one line names the two ways to provide them."""
     code = "from calm_beam import storage; storage.version('gs://b/a')"
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "PYTHONPATH")}
     environment = {**kept, "HOME": str(tmp_path), "NO_GCE_CHECK": "true"}
@@ -476,7 +476,7 @@ def test_without_credentials_it_is_said_how_to_log_in(tmp_path: pathlib.Path) ->
 
 
 def test_credentials_that_do_not_work_are_told(cloud: "CloudService", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no token is given for the credentials, that is said, and not that the object is missing."""
+    """If no token is given for the credentials, the message says so, and not that the object is missing."""
     import json
 
     path = pathlib.Path(os.environ["GOOGLE_APPLICATION_CREDENTIALS"])

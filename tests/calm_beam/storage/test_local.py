@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files are written atomically."""
 
 import errno
 import os
@@ -64,7 +64,7 @@ def test_a_failed_block_changes_nothing(tmp_path: pathlib.Path, written: bool) -
 
 
 def test_a_block_that_writes_nothing_fails(tmp_path: pathlib.Path) -> None:
-    """Without a file to move, there is an error rather than an old file that looks new."""
+    """A block that writes no file raises an error, so that an old file does not look new."""
     path = tmp_path / "a.txt"
     path.write_text("old")
     with pytest.raises(FileNotFoundError), replacing(path):
@@ -73,7 +73,7 @@ def test_a_block_that_writes_nothing_fails(tmp_path: pathlib.Path) -> None:
 
 
 def test_two_writers_do_not_meet(tmp_path: pathlib.Path) -> None:
-    """Two writers of one path have temporary files of their own; the last to end wins, whole."""
+    """Two writers of one path have temporary files of their own; the last to end wins with its whole file."""
     path = tmp_path / "a.txt"
     with replacing(path) as one:
         with replacing(path) as other:
@@ -86,7 +86,7 @@ def test_two_writers_do_not_meet(tmp_path: pathlib.Path) -> None:
 
 
 def test_others_may_read_the_file(tmp_path: pathlib.Path) -> None:
-    """The file has the permissions that a file written plainly has."""
+    """The file has the permissions of a file written directly."""
     plain, path = tmp_path / "plain", tmp_path / "a.txt"
     plain.write_text("x")
     with replacing(path) as temporary:
@@ -95,7 +95,7 @@ def test_others_may_read_the_file(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a file may be written is asked of the folder, or of the nearest above it that exists."""
+    """Write access is checked in the folder, or in the nearest existing one above it."""
     asked = []
 
     def access(folder: pathlib.Path, mode: int) -> bool:
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: pathlib.Path, monkeyp
     ],
 )
 def test_a_disk_that_takes_no_more_is_named(number: int, advice: str, tmp_path: pathlib.Path) -> None:
-    """The system's error names no file; ours names the one that was to be written, and leaves nothing."""
+    """The system's error names no file; ours names the file that was to be written, and leaves none."""
     path = tmp_path / "a.txt"
 
     def write(temporary: pathlib.Path) -> None:
@@ -135,7 +135,7 @@ def test_a_disk_that_takes_no_more_is_named(number: int, advice: str, tmp_path: 
 
 
 def test_other_errors_stay_what_they_are(tmp_path: pathlib.Path) -> None:
-    """What is no matter of the disk is not taken for one."""
+    """Errors that are not the disk's are raised unchanged."""
     for error in (FileExistsError(errno.EEXIST, "exists"), StorageError("no client"), ValueError("no number")):
         with pytest.raises(type(error)) as raised, writing(tmp_path / "a"):
             raise error
@@ -156,7 +156,7 @@ def test_other_errors_stay_what_they_are(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_paths_have_parts(path: str | pathlib.Path, folder: str, name: str) -> None:
-    """Folder and name of a path, of either kind, and together the path again."""
+    """Folder and name of a path, of either kind, join to the path again."""
     assert (parent(path), base_name(path)) == (folder, name)
     if name:
         assert absolute(joined(folder, name)) == absolute(path)
@@ -177,12 +177,12 @@ def test_paths_have_parts(path: str | pathlib.Path, folder: str, name: str) -> N
     ],
 )
 def test_cloud_paths_are_told_apart(path: str | pathlib.Path, is_cloud: bool) -> None:
-    """Object stores are recognised as text and as pathlib writes them; local paths that look alike are not."""
+    """Object stores are recognised as text and as pathlib writes them; similar local paths are not."""
     assert is_cloud_path(path) == is_cloud
 
 
 def _elsewhere(folder: pathlib.Path) -> pathlib.Path:
-    """Makes a folder with a file in a folder below it, which nobody may remove."""
+    """Makes a folder with a file in a subfolder, which must not be removed."""
     kept = folder / "elsewhere" / "run" / "kept.txt"
     kept.parent.mkdir(parents=True)
     kept.write_text("kept")
@@ -191,7 +191,7 @@ def _elsewhere(folder: pathlib.Path) -> pathlib.Path:
 
 @pytest.mark.parametrize("linked", ["generations", "generations/run"])
 def test_nothing_is_removed_through_a_link(tmp_path: pathlib.Path, linked: str) -> None:
-    """A folder that is a link, or lies behind one below the output, is refused by the link's name, and stays whole."""
+    """A folder that is a link, or is behind one below the output, is refused by the link's name, and unchanged."""
     kept = _elsewhere(tmp_path)
     link = tmp_path / "out" / linked
     link.parent.mkdir(parents=True)
@@ -203,7 +203,7 @@ def test_nothing_is_removed_through_a_link(tmp_path: pathlib.Path, linked: str) 
 
 
 def test_links_in_a_folder_are_removed_alone(tmp_path: pathlib.Path) -> None:
-    """With a folder go the links in it, to files and to folders, and not what they lead to; an output may be one."""
+    """Removing a folder removes the links in it, but not their targets; an output may be a link."""
     kept = _elsewhere(tmp_path)
     run = tmp_path / "disk" / "run"
     run.mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_links_in_a_folder_are_removed_alone(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_file_that_is_a_link_is_replaced_and_removed_alone(tmp_path: pathlib.Path) -> None:
-    """What it leads to stays as it is."""
+    """Replacing or removing a file that is a link does not change its target."""
     kept = _elsewhere(tmp_path)
     link = tmp_path / "link"
     link.symlink_to(kept)
@@ -233,7 +233,7 @@ def test_a_file_that_is_a_link_is_replaced_and_removed_alone(tmp_path: pathlib.P
 
 
 def test_only_files_are_written_over(tmp_path: pathlib.Path) -> None:
-    """A pipe or a device would be replaced by a file; a file is no folder to write in."""
+    """A pipe or a device is not replaced by a file; a file is not a folder for another."""
     (tmp_path / "file").write_text("mine")
     check_writable(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
@@ -246,7 +246,7 @@ def test_only_files_are_written_over(tmp_path: pathlib.Path) -> None:
 
 
 def test_errors_while_reading_name_the_file() -> None:
-    """The system says only what happened; whoever reads how, the message begins with the file."""
+    """However a file is read, a system error's message begins with its name."""
     for read in (
         lambda file: file.read(),
         lambda file: file.read(10),
@@ -262,7 +262,7 @@ def test_errors_while_reading_name_the_file() -> None:
 
 
 def test_what_has_no_end_is_not_opened(tmp_path: pathlib.Path) -> None:
-    """Pipes, which would be waited for, devices and sockets are refused, behind a link too; folders as ever."""
+    """Pipes, devices and sockets are refused, behind a link too; folders are as usual."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     place = tmp_path / "socket"
@@ -278,7 +278,7 @@ def test_what_has_no_end_is_not_opened(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_file_is_read_in_every_way(tmp_path: pathlib.Path) -> None:
-    """It is a buffered file as any other: lines, places and views."""
+    """It is a buffered file like any other: lines, positions and views."""
     (tmp_path / "file").write_bytes(b"one\ntwo\nthree")
     with open_input(tmp_path / "file") as file:
         assert (file.readline(), file.tell(), list(file)) == (b"one\n", 4, [b"two\n", b"three"])

@@ -1,4 +1,4 @@
-"""Parquet is read on the thread that asks."""
+"""Parquet is read on the calling thread."""
 
 import pathlib
 import subprocess
@@ -54,7 +54,7 @@ assert threads() > before, "a read with threads was not seen"
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/task").exists(), reason="counts threads as Linux lists them")
 def test_reading_starts_no_threads(tmp_path: pathlib.Path) -> None:
-    """Of Arrow's: one that lets go of Python's memory while the interpreter ends aborts the process."""
+    """Reading starts none of Arrow's threads, which can abort the process by freeing Python's memory at its end."""
     done = subprocess.run(
         [sys.executable, "-c", _COUNTED, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
     )

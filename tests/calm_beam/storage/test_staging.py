@@ -1,4 +1,4 @@
-"""Output directories are replaced whole or not at all."""
+"""Output directories are replaced atomically."""
 
 import pathlib
 
@@ -19,7 +19,7 @@ def _files(directory: pathlib.Path) -> dict[str, str]:
 
 
 def test_a_new_directory_appears_with_everything(tmp_path: pathlib.Path) -> None:
-    """What was written appears at the output, whose parents are made, and nothing else is left anywhere."""
+    """The written files appear in the output, whose parents are made, and no other files are left."""
     output = tmp_path / "runs" / "first"
     with staged(str(output)) as staging:
         _fill(staging, "new")
@@ -28,7 +28,7 @@ def test_a_new_directory_appears_with_everything(tmp_path: pathlib.Path) -> None
 
 
 def test_an_earlier_run_is_replaced_whole(tmp_path: pathlib.Path) -> None:
-    """No file of the earlier run stays among the new ones; files that are not ours stay."""
+    """No file of the earlier run stays among the new ones; foreign files stay."""
     _fill(tmp_path / "out", "old")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     with staged(str(tmp_path / "out")) as staging:
@@ -43,7 +43,7 @@ def _fail(output: pathlib.Path) -> None:
 
 
 def test_a_failure_changes_nothing(tmp_path: pathlib.Path) -> None:
-    """After a failure the earlier run is as it was, and a new output is not begun."""
+    """After a failure the earlier run is unchanged, and a new output does not exist."""
     _fill(tmp_path / "out", "old")
     before = _files(tmp_path)
     for output in (tmp_path / "out", tmp_path / "new" / "deep"):
@@ -54,7 +54,7 @@ def test_a_failure_changes_nothing(tmp_path: pathlib.Path) -> None:
 
 
 def test_nothing_is_removed_through_a_link(tmp_path: pathlib.Path) -> None:
-    """An entry of the earlier run that is a link is replaced as a link; what it leads to stays."""
+    """A link in the earlier run is replaced as a link, and its target stays."""
     _fill(tmp_path / "elsewhere", "kept")
     (tmp_path / "out").mkdir()
     for name in ("generations", "table.csv"):

@@ -1,4 +1,4 @@
-"""Files that calm-beam keeps are read as strictly as manifests: nothing that two readers could read in two ways."""
+"""calm-beam's own files are read as strictly as manifests: no ambiguous JSON."""
 
 import pathlib
 import re
@@ -93,7 +93,7 @@ def _read_shard(folder: pathlib.Path, text: str) -> None:
 def test_what_is_ambiguous_or_no_json_is_refused(
     read: Callable[[pathlib.Path, str], Any], text: str, message: str, tmp_path: pathlib.Path
 ) -> None:
-    """A key that occurs twice, endless nesting and half a file are told in words, with the file's place."""
+    """A repeated key, endless nesting and half a file are refused with a clear message and the file's place."""
     with pytest.raises(CalmBeamError, match=re.escape(message)) as caught:
         read(tmp_path, text)
     assert str(tmp_path) in str(caught.value)

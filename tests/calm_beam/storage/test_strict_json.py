@@ -1,4 +1,4 @@
-"""JSON that two readers could read in two ways is refused."""
+"""Ambiguous JSON is refused."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from calm_beam.storage.strict_json import StrictJSONError
 
 @pytest.mark.parametrize("value", [None, 1, -0.5, "\u00e9", [], {"a": [{"b": [1, "2", None]}]}, [[]] * 500])
 def test_what_is_json_is_read(value: object) -> None:
-    """A value comes back from its text, as text and as bytes, with and without a byte order mark."""
+    """A value reads back from its text, as text and as bytes, with and without a byte order mark."""
     text = json.dumps(value)
     assert strict_json.loads(text) == value
     assert strict_json.loads(text.encode()) == value
@@ -35,14 +35,14 @@ def test_what_is_json_is_read(value: object) -> None:
     ],
 )
 def test_what_is_not_is_refused(text: str | bytes, message: str) -> None:
-    """The message says what is wrong, in characters that any terminal may be given."""
+    """The message has the error in characters that are safe on any terminal."""
     with pytest.raises(StrictJSONError, match=f"^{re.escape(message)}"):
         strict_json.loads(text)
 
 
 @pytest.mark.parametrize("form", ["[{}]", '{{"a": {}}}'])
 def test_deep_nesting_is_refused(form: str) -> None:
-    """A hundred levels are read, one more is not, and a hundred thousand end no process."""
+    """A hundred levels are read, one more is not, and a hundred thousand do not end the process."""
     text = "1"
     for _ in range(100):
         text = form.format(text)
@@ -53,7 +53,7 @@ def test_deep_nesting_is_refused(form: str) -> None:
 
 
 def test_constants_may_be_allowed() -> None:
-    """Files of others may hold what JSON does not know, but no key twice."""
+    """Foreign files may hold constants that JSON lacks, but no repeated key."""
     assert strict_json.loads("[Infinity, 1e400]", constants_allowed=True) == [float("inf"), float("inf")]
     with pytest.raises(StrictJSONError, match="occurs twice"):
         strict_json.loads('{"a": NaN, "a": NaN}', constants_allowed=True)

@@ -60,7 +60,7 @@ def test_batches_have_the_chosen_shapes_and_are_full() -> None:
 
 
 def test_shuffling_is_decided_by_the_generator() -> None:
-    """The same seed gives the same epoch; the next epoch of one generator, and another seed, give others."""
+    """The same seed gives the same epoch; the next epoch, and another seed, give others."""
     pairs = _pairs()
     shapes = choose_shapes(pairs, batch_tokens=60, num_shapes=3)
     epoch = lambda generator: [_unpad(batch) for batch in make_batches(pairs, shapes, generator=generator)]  # noqa: E731
@@ -72,7 +72,7 @@ def test_shuffling_is_decided_by_the_generator() -> None:
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
-    """Taken up after any step of an epoch, a run sees the batches it would have seen; another seed gives others."""
+    """Resumed after any step of an epoch, a run gets the batches it would have had; another seed gives others."""
     pairs = _pairs()
     shapes = choose_shapes(pairs, batch_tokens=60, num_shapes=3)
     count = count_batches(pairs, shapes)
@@ -88,7 +88,7 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
 
 
 def test_numbered_batches_are_epochs() -> None:
-    """Each run of as many batches as an epoch has holds every pair once, in an order of its own."""
+    """Each run of as many batches as an epoch has contains every pair once, in an order of its own."""
     pairs = _pairs()
     shapes = choose_shapes(pairs, batch_tokens=60, num_shapes=3)
     count = count_batches(pairs, shapes)
@@ -100,7 +100,7 @@ def test_numbered_batches_are_epochs() -> None:
 
 
 def test_lengths_say_what_is_padding() -> None:
-    """Id 0 within a source or a target counts as any other token; empty rows are all padding."""
+    """Id 0 within a source or a target is an ordinary token; empty rows are all padding."""
     batch = pad_batch([([0, 5, 0], [6, 0, 1])], BatchShape(rows=2, source=4, target=4))
     np.testing.assert_array_equal(batch.source_tokens, [[0, 5, 0, 0], [0, 0, 0, 0]])
     np.testing.assert_array_equal(batch.targets, [[6, 0, 1, 0], [0, 0, 0, 0]])
@@ -110,7 +110,7 @@ def test_lengths_say_what_is_padding() -> None:
 
 
 def test_long_targets_are_cut_before_their_end() -> None:
-    """A target that is too long keeps its beginning and still ends; prompts come as decoding sees them."""
+    """A target that is too long keeps its beginning and still ends; prompts are as in decoding."""
     pairs: list[Pair] = [([4, 1], [7]), ([1], [7, 8, 9])]
     ended: list[Pair] = [([4, 1], [7, 1]), ([1], [7, 1])]
     assert end_pairs(pairs, _MODEL, max_input_length=2, max_target_length=2) == ended
@@ -118,14 +118,14 @@ def test_long_targets_are_cut_before_their_end() -> None:
 
 @pytest.mark.parametrize(("prompt", "message"), [([4, 5, 1], "has 3 ids, expected 1 to"), ([], "has 0 ids")])
 def test_prompts_that_decoding_would_not_see_are_refused(prompt: list[int], message: str) -> None:
-    """Too long or empty ones; who makes prompts cuts them."""
+    """Prompts that are too long or empty are refused, since the caller cuts them."""
     with pytest.raises(ValueError, match=rf"pairs\[1\]: its prompt {message}"):
         end_pairs([([4, 1], [7]), (prompt, [7])], _MODEL, max_input_length=2, max_target_length=2)
 
 
 @pytest.mark.parametrize("num_shapes", [1, 2, 3])
 def test_shapes_pad_least(num_shapes: int) -> None:
-    """No other choice of widths pads the pairs less, by trying all of them."""
+    """By trying all choices, no other widths pad the pairs less."""
     lengths = [2, 2, 2, 3, 5, 5, 9, 10]
     pairs: list[Pair] = [([1] * length, [1]) for length in lengths]
     shapes = choose_shapes(pairs, batch_tokens=100, num_shapes=num_shapes)
@@ -138,5 +138,5 @@ def test_shapes_pad_least(num_shapes: int) -> None:
 
 
 def test_a_batch_holds_at_least_one_pair() -> None:
-    """A pair wider than the tokens of a batch still gets a row."""
+    """A pair wider than a batch's tokens still gets a row."""
     assert choose_shapes([([1] * 9, [1])], batch_tokens=4, num_shapes=6) == (BatchShape(rows=1, source=9, target=1),)

@@ -1,4 +1,4 @@
-"""Decoder-only models learn from the outputs of their prompts, and from nothing else."""
+"""Decoder-only models learn from the outputs of their prompts only."""
 
 import dataclasses
 from typing import Any
@@ -28,7 +28,7 @@ from tests.builders import checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 from tests.numpy_llama import NumpyLlama
 
-# Id 0 is a token as any other, and one of those that end outputs.
+# Id 0 is an ordinary token, and one of the end ids.
 _MODEL = build_llama_config(end_ids=(0, 2), exit_classifier=2)
 _ARRAYS = build_llama_arrays(_MODEL, 0)
 # Prompts and outputs, each shorter and longer than the other, that begin and end with 0.
@@ -51,7 +51,7 @@ def _ended(end_id: int | None = None, config: LlamaConfig = _MODEL) -> list[Pair
 
 
 def _batch() -> Taught:
-    """One batch of all pairs, with an empty row."""
+    """Returns one batch of all pairs, with an empty row."""
     return pad_batch(_ended(), BatchShape(rows=5, source=9, target=7))
 
 
@@ -80,7 +80,7 @@ def _gradients(batch: Taught) -> tuple[float, dict[str, jax.Array]]:
     ids=["plain", "windows", "biases and norms"],
 )
 def test_states_that_predict_targets_are_those_of_step_by_step_decoding(changes: dict[str, Any]) -> None:
-    """From the prompt's last position on, whatever padding is behind: by plain numpy, a token after the other."""
+    """From the prompt's last position on, states are numpy's, token by token, whatever padding follows."""
     config = dataclasses.replace(_MODEL, **changes)
     arrays = build_llama_arrays(config, 1)
     states = network_of(config).apply(variables(_by_name(arrays)), _batch(), method="teacher_forced")
@@ -93,7 +93,7 @@ def test_states_that_predict_targets_are_those_of_step_by_step_decoding(changes:
 
 
 def test_given_the_full_models_outputs_the_last_layer_predicts_them() -> None:
-    """Of a model that decodes them by itself, whose outputs end by either of its ids, or not at all."""
+    """Given its own outputs, which end by either id or not at all, the last layer predicts each of their tokens."""
     plain, generator = NumpyLlama(_MODEL, _ARRAYS), np.random.default_rng(1)
     prompts = [generator.integers(0, 50, size=length).tolist() for length in (1, 2, 3, 5, 8) for _ in range(5)]
     outputs = [plain.decode(prompt, ExitRule(), 1.0, max_decode_length=9).tokens for prompt in prompts]
@@ -104,7 +104,7 @@ def test_given_the_full_models_outputs_the_last_layer_predicts_them() -> None:
 
 
 def test_losses_are_means_over_outputs_and_their_ends() -> None:
-    """Every layer's loss is that of plain numpy, over the tokens of outputs alone; zeros among them count."""
+    """Every layer's loss is numpy's mean over the tokens of outputs alone; zeros among them count."""
     shapes = choose_shapes(_ended(), batch_tokens=20, num_shapes=2)
     found = validation_losses(network_of(_MODEL), _by_name(_ARRAYS), pairs=_ended(), shapes=shapes)
     plain, sums, tokens = NumpyLlama(_MODEL, _ARRAYS), np.zeros(3), 0
@@ -120,7 +120,7 @@ def test_losses_are_means_over_outputs_and_their_ends() -> None:
 def test_nothing_is_learned_from_what_is_no_output() -> None:
     """A head column of an id that outputs lack has only the gradient of the positions that predict them.
 
-    What stands in padding changes neither the loss nor any gradient.
+    Values in padding change neither the loss nor any gradient.
     """
     batch = _batch()
     loss, gradients = _gradients(batch)
@@ -131,7 +131,7 @@ def test_nothing_is_learned_from_what_is_no_output() -> None:
     assert other_loss == pytest.approx(loss, rel=1e-6)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(other[name], gradient, atol=1e-6, err_msg=name)
-    # By plain numpy: the gradient of the head is that of the softmax, at the positions of outputs and nowhere else.
+    # By plain numpy: the head's gradient is that of the softmax, at the positions of outputs only.
     plain, expected, tokens = NumpyLlama(_MODEL, _ARRAYS), np.zeros((12, 50)), 0
     for (prompt, _), (source, output) in zip(_PAIRS, _ended(), strict=True):
         states = plain.states(source)[:, len(prompt) - 1 :]
@@ -147,7 +147,7 @@ def test_nothing_is_learned_from_what_is_no_output() -> None:
 
 @pytest.mark.parametrize(("end_id", "ends"), [(None, 0), (2, 2)])
 def test_outputs_end_with_an_id_of_the_model(end_id: int | None, ends: int) -> None:
-    """With the one that is asked for, or else the model's first; prompts get none, and are not cut."""
+    """Outputs end with the requested id, or else the model's first; prompts get none, and are not cut."""
     assert _ended(end_id)[0] == ([0, 5, 0, 7, 0, 9], [7, 0, 9, ends])
     assert _ended(end_id)[3] == ([17, 0], [ends])
     assert end_pairs([([4], [5, 6, 7])], _MODEL, max_input_length=1, max_target_length=3, end_id=end_id) == [
@@ -156,7 +156,7 @@ def test_outputs_end_with_an_id_of_the_model(end_id: int | None, ends: int) -> N
 
 
 def test_batches_are_chosen_by_prompt_and_output_together() -> None:
-    """A row of a batch is as wide as the longest of both: 6 positions fit a short prompt with a long output, too."""
+    """A row is as wide as the longer of prompt and output: 6 positions fit a short prompt with a long output, too."""
     pairs: list[Pair] = [([4] * 5, [5]), ([4], [5] * 5)]
     ended = end_pairs(pairs, _MODEL, max_input_length=8, max_target_length=8)
     assert choose_shapes(ended, batch_tokens=24, num_shapes=1) == (BatchShape(rows=4, source=6, target=6),)
@@ -164,7 +164,7 @@ def test_batches_are_chosen_by_prompt_and_output_together() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_training_lowers_the_loss_of_every_layer(dtype: str) -> None:
-    """An output that repeats its prompt is learned, zeros included; the classifier stays as it is."""
+    """An output that repeats its prompt is learned, zeros included; the classifier is unchanged."""
     sources = np.random.default_rng(0).integers(0, 12, size=(60, 4)).tolist()
     pairs: list[Pair] = [(source, source[:1] * 2) for source in sources]
     config = dataclasses.replace(_CONFIG, steps=60, batch_tokens=240, sampled_layers=0, dtype=dtype)
@@ -187,7 +187,7 @@ def test_training_lowers_the_loss_of_every_layer(dtype: str) -> None:
 
 
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted() -> None:
-    """To the last bit; with another end of outputs it is another run."""
+    """A resumed run has the bits of an uninterrupted one; another end id is another run."""
     states: list[SavedState] = []
     config = dataclasses.replace(_CONFIG, save_every=2)
     arguments: dict[str, Any] = {"pairs": _PAIRS * 5, "validation_pairs": _PAIRS}
@@ -201,7 +201,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted() -> None:
 
 
 def test_layer_skips_recipe_is_resumed_to_the_same_bits() -> None:
-    """Layer dropout, and losses of layers in turn, begin again where they were; each alone gives other weights."""
+    """Layer dropout and alternating layer losses resume where they stopped; each alone gives other weights."""
     states: list[SavedState] = []
     arguments: dict[str, Any] = {"pairs": _PAIRS * 5, "validation_pairs": []}
     recipe = dataclasses.replace(_CONFIG, layer_dropout=0.4, rotating_layers=2, save_every=3)
@@ -233,7 +233,7 @@ def test_the_classifier_learns_from_states_of_outputs() -> None:
 
 
 def test_what_cannot_be_learned_is_refused() -> None:
-    """Dropout, prompts that are too long, ids beyond the vocabulary, and more than the positions there are."""
+    """Dropout, long prompts, ids beyond the vocabulary, and lengths beyond the positions are refused."""
     with pytest.raises(UsageError, match=r"dropout is 0\.1, but decoder-only models have none"):
         train(dataclasses.replace(_CONFIG, dropout_rate=0.1), _MODEL, pairs=_PAIRS, validation_pairs=[])
     with pytest.raises(ValueError, match=r"pairs\[1\]: its prompt has 9 ids, expected 1 to max_input_length=8"):

@@ -1,4 +1,4 @@
-"""The classifier's losses against the words they are defined by."""
+"""The classifier's losses against their definitions."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def _loss(weights: np.ndarray) -> float:
 
 
 def test_independent_loss_agrees_with_a_loop() -> None:
-    """It is the average over layers of each layer's binary cross-entropy."""
+    """The independent loss is the average over layers of each layer's binary cross-entropy."""
     expected = 0.0
     for layer, token in itertools.product(range(5), range(7)):
         chance = _EXITS[layer, token] if _AGREES[layer, token] else 1 - _EXITS[layer, token]
@@ -61,7 +61,7 @@ def test_balanced_classes_weigh_the_same() -> None:
 
 
 def test_geometric_loss_agrees_with_a_loop() -> None:
-    """It is minus the log of the product of "don't exit" below the first layer that agrees and "exit" at it."""
+    """The loss is minus the log of the product of "don't exit" below the first agreeing layer and "exit" at it."""
     expected = 0.0
     for token in range(7):
         chance = 1.0
@@ -75,7 +75,7 @@ def test_geometric_loss_agrees_with_a_loop() -> None:
 
 
 def test_layers_above_the_first_exit_do_not_count() -> None:
-    """Changing what the classifier says there leaves the geometric loss as it is, and changes the independent one."""
+    """Changed scores above the first exit leave the geometric loss, and change the independent one."""
     above = np.array([[0, 0, 0, 1, 0, 0, 1]] + [[1, 0, 0, 1, 0, 0, 1]] * 4, bool)
     above[0, 3] = above[0, 6] = False
     changed = np.where(above, -_MARGINS, _MARGINS)
@@ -85,6 +85,6 @@ def test_layers_above_the_first_exit_do_not_count() -> None:
 
 
 def test_sure_decisions_do_not_overflow() -> None:
-    """A margin of a thousand costs a thousand where it is wrong, and nothing where it is right."""
+    """A margin of a thousand costs a thousand if it is wrong, and nothing if it is right."""
     losses = decision_losses(np.array([1000.0, 1000.0, -1000.0]), np.array([True, False, False]))
     np.testing.assert_array_equal(losses, [0, 1000, 0])

@@ -27,7 +27,7 @@ _LARGER: dict[str, Any] = {"vocab_size": 64, "emb_dim": 64, "num_heads": 4, "hea
     ids=["t5", "llama", "tied, with biases", "norms by 1 + scale"],
 )
 def test_a_new_model_knows_next_to_nothing(config: ModelConfig) -> None:
-    """Every layer of it loses about as much as one that takes all ids for equally likely, and not far more."""
+    """Every layer's loss is about that of a uniform distribution over ids, and not far more."""
     arrays = initialize_parameters(config, generator=np.random.default_rng(0))
     assert {name: array.shape for name, array in arrays.items()} == parameter_shapes(config)
     generator = np.random.default_rng(1)
@@ -40,7 +40,7 @@ def test_a_new_model_knows_next_to_nothing(config: ModelConfig) -> None:
 
 
 def test_an_exit_classifier_begins_undecided() -> None:
-    """It scores every state 1/2."""
+    """A new exit classifier scores every state 1/2."""
     for config in (build_config(exit_classifier=2), build_llama_config(exit_classifier=2)):
         arrays = initialize_parameters(config, generator=np.random.default_rng(0))
         assert not arrays["decoder/meta_cls/kernel"].any()

@@ -1,4 +1,4 @@
-"""The fit against a general-purpose minimiser, and on the awkward cases; F1 and AUC by hand and by brute force."""
+"""The fit against a general-purpose minimiser, and on hard cases; F1 and AUC by hand and by brute force."""
 
 import math
 
@@ -20,7 +20,7 @@ from calm_beam.training.train_classifier import (
 
 
 def _rows(seed: int = 0, *, count: int = 400, width: int = 5) -> Rows:
-    """Returns rows whose features have unlike scales and means, and are correlated."""
+    """Returns rows with features of different scales and means, and with correlations."""
     generator = np.random.default_rng(seed)
     mixed = generator.standard_normal((count, width)) @ generator.standard_normal((width, width))
     features = (mixed * 10.0 ** np.arange(-2, width - 2) + np.arange(width) * 30).astype(np.float32)
@@ -82,7 +82,7 @@ def test_scales_and_shifts_of_features_do_not_matter() -> None:
 
 
 def test_separable_classes_have_a_finite_fit() -> None:
-    """Classes that a plane separates are told apart with finite weights, in few steps."""
+    """Classes that a plane separates are classified with finite weights, in few steps."""
     features = np.array([[-2.0], [-1.0], [1.0], [2.0]], np.float32)
     fit = fit_logistic([Rows(features=features, labels=features[:, 0] > 0, weights=np.ones(4))])
     assert np.all(np.isfinite(fit.kernel))
@@ -92,7 +92,7 @@ def test_separable_classes_have_a_finite_fit() -> None:
 
 @pytest.mark.parametrize("label", [True, False])
 def test_one_class_alone_is_predicted(label: bool) -> None:
-    """If all rows have one label, the fit says so for each, with finite weights; constant features do no harm."""
+    """If all rows have one label, the fit predicts it for each, with finite weights; constant features do no harm."""
     features = np.array([[1.0, 3.0], [2.0, 3.0], [3.0, 3.0]], np.float32)
     fit = fit_logistic([Rows(features=features, labels=np.full(3, label), weights=np.ones(3))])
     assert np.all((features @ fit.kernel + fit.bias > 5) == label)
@@ -101,7 +101,7 @@ def test_one_class_alone_is_predicted(label: bool) -> None:
 
 
 def test_f1_by_hand() -> None:
-    """Of four tokens said to stay, three should; one more should have: precision 3/4, recall 3/4; 1/2 says exit."""
+    """Of four tokens predicted to stay, three should; one more should: precision 3/4, recall 3/4; 1/2 means exit."""
     scores = np.array([0.1, 0.2, 0.3, 0.49, 0.5, 0.6, 0.9])
     agrees = np.array([False, False, True, False, False, True, True])
     assert f1_not_exiting(scores, agrees) == pytest.approx(0.75)
@@ -113,7 +113,7 @@ def test_f1_with_unlike_precision_and_recall() -> None:
 
 
 def test_f1_at_its_ends() -> None:
-    """All right is 1, all wrong 0, and nothing to find with nothing found is not a number."""
+    """All right is 1, all wrong 0, and no positives with none predicted is not a number."""
     agrees = np.array([True, False])
     assert f1_not_exiting(np.array([0.9, 0.1]), agrees) == 1
     assert f1_not_exiting(np.array([0.1, 0.9]), agrees) == 0
@@ -122,7 +122,7 @@ def test_f1_at_its_ends() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30))
 def test_auc_agrees_with_all_pairs(rows: list[tuple[int, bool]]) -> None:
-    """It is the share of (agreeing, other) pairs in the right order, ties counting half."""
+    """AUC is the share of (agreeing, other) pairs in the right order, ties counting half."""
     scores, agrees = np.array([row[0] for row in rows]) / 5, np.array([row[1] for row in rows])
     pairs = [(one, two) for one in scores[agrees] for two in scores[~agrees]]
     if not pairs:

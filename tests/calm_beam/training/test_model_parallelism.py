@@ -39,7 +39,7 @@ update = training.update
 
 def watched(*arguments, **named):
     parameters, state = update(*arguments, **named)
-    # Beside what is copied to every device, such as counts and norms.
+    # In addition to what is copied to every device, such as counts and norms.
     largest = max(jax.tree.leaves(state), key=lambda leaf: leaf.size)
     shapes.add((parameters["decoder/layers_0/mlp/wo/kernel"].addressable_shards[0].data.shape, largest.size
         // largest.addressable_shards[0].data.size))
@@ -98,9 +98,9 @@ print("same")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("architecture", ["t5", "llama"])
 def test_eight_devices_train_as_one(architecture: str) -> None:
-    """Eight devices come to the losses of one, each with its part of weights and optimiser; a resumed run has its bits.
+    """Eight devices have the losses of one, each with its part of weights and optimiser; a resumed run has its bits.
 
-    A run is not taken up with another number of devices. An exit classifier is trained on them as on one, too.
+    A run is not resumed with another number of devices. An exit classifier trains on them as on one.
     """
     run = subprocess.run(
         [sys.executable, "-c", _PROGRAM, architecture],

@@ -40,7 +40,7 @@ def test_weights_are_the_papers() -> None:
 
 
 def test_weights_of_the_released_code() -> None:
-    """The other weightings are those of T5X: all alike, and each layer twice the one below."""
+    """The other weightings are those of T5X: all equal, and each layer twice the one below."""
     np.testing.assert_allclose(layer_weights(8, "uniform"), [1 / 8] * 8)
     np.testing.assert_allclose(layer_weights(8, "exponential"), [2**index / 255 for index in range(8)])
 
@@ -95,7 +95,7 @@ def test_smoothing_and_z_loss_agree_with_a_loop(label_smoothing: float, z_loss: 
 
 
 def test_the_least_smoothed_loss_is_zero() -> None:
-    """A prediction equal to the smoothed target has loss 0, and a surer one has more."""
+    """A prediction equal to the smoothed target has loss 0, and a more certain one has more."""
     targets = np.array([[4, 2]], np.int32)
     smoothed = np.full((1, 1, 2, 7), 0.1 / 6)
     smoothed[0, 0, [0, 1], [4, 2]] = 0.9
@@ -128,7 +128,7 @@ def test_padding_does_not_count() -> None:
 
 
 def test_nothing_but_padding_has_no_loss() -> None:
-    """A batch without target tokens has loss 0 rather than NaN."""
+    """A batch without target tokens has loss 0, not NaN."""
     logits, targets = _logits_and_targets()
     assert _loss(logits, np.zeros_like(targets), np.ones(5)) == 0
 
@@ -185,7 +185,7 @@ def test_zero_or_enough_layers_is_exact(sampled: int, weighting: str) -> None:
 @pytest.mark.parametrize("weighting", LAYER_WEIGHTS)
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 def test_layers_that_take_turns_add_up(every: int, weighting: str) -> None:
-    """Over as many steps as turns are apart, every layer has its exact weight; at every step the last one has."""
+    """In each cycle of turns, every layer has its exact weight; at every step the last one has."""
     summed = np.zeros(5)
     for step in range(11, 11 + every):
         layers, weights = rotating_layers(5, every=every, step=step, weighting=weighting)
@@ -196,7 +196,7 @@ def test_layers_that_take_turns_add_up(every: int, weighting: str) -> None:
 
 
 def test_sampled_layers_keep_the_weighting() -> None:
-    """A sample's weights are those of the weighting asked for, scaled for the layers left out."""
+    """A sample has the requested weighting, scaled for the layers left out."""
     layers, weights = sample_layers(5, sampled_layers=2, generator=np.random.default_rng(0), weighting="exponential")
     exact = layer_weights(5, "exponential")[layers - 1]
     np.testing.assert_allclose(weights, exact * [2, 2, 1])

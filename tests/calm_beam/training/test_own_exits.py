@@ -1,4 +1,4 @@
-"""Training models whose layers below the last have norms or heads of their own."""
+"""Training models with exit norms or exit heads."""
 
 import dataclasses
 import pathlib
@@ -44,7 +44,7 @@ def _logits(config: ModelConfig, arrays: Any) -> np.ndarray:
     ids=["t5", "tied t5", "llama", "gemma"],
 )
 def test_new_exits_change_no_logits(config: Any) -> None:
-    """Norms begin as the final one, kernels as the head; a tied T5's with the scale that it has for states."""
+    """New norms are copies of the final one, and kernels of the head; a tied T5's include its scale for states."""
     arrays = _arrays(config)
     before = _logits(config, arrays)
     for exit_norms, exit_heads in ((True, False), (False, True), (True, True)):
@@ -60,7 +60,7 @@ def test_new_exits_change_no_logits(config: Any) -> None:
 
 @pytest.mark.parametrize("base", [_T5, _LLAMA], ids=["t5", "llama"])
 def test_exits_of_a_stored_model_are_those_of_its_arrays(base: Any, tmp_path: pathlib.Path) -> None:
-    """A tied head is read from the files turned round; the files are still watched."""
+    """A tied head is read from the files transposed, and changes of the files are still detected."""
     config = dataclasses.replace(base, tied_head=True)
     arrays = _arrays(config)
     write_native(tmp_path, config, arrays=arrays, vocabulary_path=None)
@@ -72,7 +72,7 @@ def test_exits_of_a_stored_model_are_those_of_its_arrays(base: Any, tmp_path: pa
 
 
 def test_what_a_model_has_it_keeps() -> None:
-    """Norms that are there are not made anew when heads are added."""
+    """Existing norms are kept when heads are added."""
     config = dataclasses.replace(_T5, exit_norms=True)
     arrays = _arrays(config)
     changed, added = with_own_exits(config, arrays, exit_norms=False, exit_heads=True)
@@ -82,7 +82,7 @@ def test_what_a_model_has_it_keeps() -> None:
 
 
 def test_one_layer_has_none_below() -> None:
-    """The message names the field."""
+    """A model of one layer has no layers below the last; the message names the field."""
     config = build_config(num_decoder_layers=1)
     with pytest.raises(ValueError, match="exit_heads is true, but needs at least 2 decoder layers"):
         with_own_exits(config, _arrays(config), exit_norms=False, exit_heads=True)
@@ -104,7 +104,7 @@ def _batch(config: ModelConfig) -> Taught:
     ids=["t5", "llama"],
 )
 def test_loss_and_gradients_are_those_of_each_layers_head(config: Any, layers: tuple[int, ...]) -> None:
-    """As if written out layer by layer; what belongs to layers that are left out gets no gradient."""
+    """Loss and gradients are those written out layer by layer; exits of layers left out get no gradient."""
     model, batch = network_of(config), _batch(config)
     parameters = {name: jnp.asarray(array) for name, array in _arrays(config).items()}
     weights = jnp.linspace(0.2, 0.5, len(layers), dtype=jnp.float32)
@@ -137,7 +137,7 @@ def test_loss_and_gradients_are_those_of_each_layers_head(config: Any, layers: t
 
 @pytest.mark.parametrize("rotating_layers", [0, 2])
 def test_every_exit_is_trained(rotating_layers: int) -> None:
-    """Norms and heads of all layers move, each in its own way, whichever layers a step takes."""
+    """Norms and heads of all layers change, each by its own gradient, whichever layers a step takes."""
     config = dataclasses.replace(_T5, exit_norms=True, exit_heads=True)
     settings = TrainingConfig(
         steps=4,

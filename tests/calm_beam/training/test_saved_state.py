@@ -1,4 +1,4 @@
-"""States on disk: nothing lost, nothing half-written, two kept."""
+"""States on disk are complete, written atomically, and the last two are kept."""
 
 import pathlib
 
@@ -45,7 +45,7 @@ def _assert_equal(one: SavedState, two: SavedState) -> None:
 
 @pytest.mark.parametrize("state", [_state(3), _state(4), _state(5, best=False)])
 def test_a_state_comes_back_as_it_was(state: SavedState, tmp_path: pathlib.Path) -> None:
-    """Numbers, texts and arrays of every type and shape are the same after writing and reading."""
+    """Numbers, texts and arrays of every type and shape read back unchanged."""
     folder = StateFolder(tmp_path / "model.training")
     folder.save(state)
     _assert_equal(folder.load(), state)
@@ -75,7 +75,7 @@ def test_a_damaged_state_is_passed_over(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_is_being_written_is_not_seen(tmp_path: pathlib.Path) -> None:
-    """A file that a killed process was writing is no state, and goes with the others; foreign files stay."""
+    """A partial file of a killed process is not a state, and is removed with the others; foreign files stay."""
     folder = StateFolder(tmp_path / "model.training")
     folder.save(_state(1))
     (folder.path / ".state_00000002.safetensors.0123.tmp").write_bytes(b"half")
@@ -89,7 +89,7 @@ def test_what_is_being_written_is_not_seen(tmp_path: pathlib.Path) -> None:
 
 
 def test_no_state_is_an_error(tmp_path: pathlib.Path) -> None:
-    """A folder that is not there, or holds something else, has no states, and says so when one is wanted."""
+    """A missing folder, or one with other files, has no states, and says so when one is requested."""
     folder = StateFolder(tmp_path / "nothing")
     assert folder.steps() == []
     with pytest.raises(ResumeError, match="nothing: holds no state of an interrupted run"):
@@ -98,7 +98,7 @@ def test_no_state_is_an_error(tmp_path: pathlib.Path) -> None:
 
 
 def test_another_format_is_refused(tmp_path: pathlib.Path) -> None:
-    """A state of another version of the format is not read, and its format is named."""
+    """A state in another version of the format is refused with its format."""
     folder = StateFolder(tmp_path)
     folder.save(_state(1))
     path = tmp_path / "state_00000001.safetensors"
@@ -108,7 +108,7 @@ def test_another_format_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_runs_are_compared_setting_by_setting() -> None:
-    """The same settings pass; other, missing and additional ones are all named with their values."""
+    """Equal settings pass; other, missing and additional ones are all named with their values."""
     state = _state()
     check_same_run(state, {"steps": "9", "training data": "4 pairs", "dtype": "float32"})
     with pytest.raises(ResumeError, match=r"\(seed: None, now 1; steps: 9, now 8; training data: 4 pairs, now None\)"):

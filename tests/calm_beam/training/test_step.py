@@ -1,4 +1,4 @@
-"""Which rule trains which parameter."""
+"""The update rule of each parameter."""
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +161,7 @@ def test_adafactor_is_that_of_the_paper() -> None:
 
 
 def test_adafactor_leaves_the_exit_classifier() -> None:
-    """Adafactor moves every parameter but those of the exit classifier, whatever its gradient."""
+    """Adafactor changes every parameter except those of the exit classifier, whatever its gradient."""
     optimizer = make_optimizer(AdafactorConfig(), steps=10)
     parameters = _random(0)
     updates, _ = optimizer.update(_random(1), optimizer.init(parameters), parameters)

@@ -43,7 +43,7 @@ _SHORT = dataclasses.replace(_CONFIG, steps=4, dropout_rate=0.1, progress_every=
 
 
 class _LateScore(GenerationScore):
-    """A score that is known in advance, whatever the weights."""
+    """A score with fixed values, whatever the weights."""
 
     def __init__(self, scores: list[float]) -> None:
         self.name = "a script"
@@ -54,14 +54,14 @@ class _LateScore(GenerationScore):
 
 
 def _assert_same(one: TrainedModel, two: TrainedModel) -> None:
-    """Fails unless both models are equal to the last bit, and were measured alike."""
+    """Fails unless both models are equal to the last bit, with equal measurements."""
     assert (one.step, one.validation) == (two.step, two.validation)
     for name, array in one.arrays.items():
         np.testing.assert_array_equal(array, two.arrays[name], err_msg=name)
 
 
 def _copies(count: int, *, seed: int) -> list[Pair]:
-    """Returns pairs whose target is their source, always 4 tokens and, of the source, eos."""
+    """Returns pairs whose target is their source, always 4 tokens, and eos in the source."""
     sources = np.random.default_rng(seed).integers(3, 12, size=(count, 4)).tolist()
     return [([*source, 1], source) for source in sources]
 
@@ -93,7 +93,7 @@ def test_a_copy_task_is_learned() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_result_fits_the_model(dtype: str) -> None:
-    """Weights come back as float32, with the names and shapes of the model, whatever it computes in."""
+    """Weights are float32, with the names and shapes of the model, in whatever precision it computes."""
     config = dataclasses.replace(_SHORT, dtype=dtype)
     trained = train(config, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[])
     arrays = trained.arrays
@@ -101,7 +101,7 @@ def test_the_result_fits_the_model(dtype: str) -> None:
     assert {name: array.shape for name, array in arrays.items()} == parameter_shapes(_MODEL)
     assert all(array.dtype == np.float32 for array in arrays.values())
     if dtype == "bfloat16":
-        # Updates are not rounded, and not float32's.
+        # Updates are not rounded, and differ from float32's.
         assert not all(np.array_equal(array, array.astype(jnp.bfloat16)) for array in arrays.values())
         whole = train(_SHORT, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[])
         assert fingerprint(arrays) != fingerprint(whole.arrays)
@@ -166,8 +166,8 @@ def test_fine_tuning_starts_from_the_given_weights() -> None:
     ],
 )
 def test_a_resumed_run_ends_with_the_same_bits(optimizer: OptimizerConfig, killed_after: int, dtype: str) -> None:
-    """A run that dies after a step and is taken up from its last state gives the weights of one that never died."""
-    # 40 pairs are two batches, so an epoch ends on the way; dropout and sampled layers are drawn at each step.
+    """A run that dies after a step and is resumed from its last state has the bits of one that did not."""
+    # 40 pairs are two batches, so an epoch ends during the run; dropout and sampled layers are drawn at each step.
     config = dataclasses.replace(_SHORT, optimizer=optimizer, progress_every=3, validate_every=2, save_every=1)
     config = dataclasses.replace(config, dtype=dtype)
     pairs, unseen = _copies(40, seed=0), _copies(5, seed=2)
@@ -192,7 +192,7 @@ def test_a_resumed_run_ends_with_the_same_bits(optimizer: OptimizerConfig, kille
 
 
 def test_a_state_without_the_optimiser_would_differ() -> None:
-    """The check above fails if the optimiser starts anew: its state matters."""
+    """The check above fails if the optimiser starts again: its state matters."""
     config = dataclasses.replace(_SHORT, save_every=2)
     pairs = _copies(40, seed=0)
     states: list[SavedState] = []
@@ -205,7 +205,7 @@ def test_a_state_without_the_optimiser_would_differ() -> None:
 
 
 def test_another_run_is_not_resumed() -> None:
-    """A state is refused by a run with other settings, data or first weights, each named; watching may change."""
+    """A state is refused by a run with other settings, data or first weights, each named; reporting may change."""
     config = dataclasses.replace(_SHORT, save_every=2)
     pairs = _copies(40, seed=0)
     states: list[SavedState] = []
@@ -239,7 +239,7 @@ def test_another_run_is_not_resumed() -> None:
 
 
 def test_a_state_of_another_optimiser_version_is_refused() -> None:
-    """An optimiser whose arrays are not those expected is refused in words."""
+    """An optimiser state with unexpected arrays is refused with a clear message."""
     config = dataclasses.replace(_SHORT, save_every=2)
     states: list[SavedState] = []
     train(config, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[], on_save=states.append)
@@ -270,8 +270,8 @@ def test_the_best_model_is_returned_by_score() -> None:
 
 
 def test_the_best_model_is_returned_by_loss() -> None:
-    """When training makes the last layer's loss worse, the weights of the step with the least are returned."""
-    # Learning one pairing and validating on another: the loss falls at first, and rises as it is learned by heart.
+    """If training increases the last layer's loss, the weights of the step with the least are returned."""
+    # Learning one pairing and validating on another: the loss falls at first, and rises with overfitting.
     pairs = [([source], [3 + (source - 2) % 9]) for source in range(3, 12)]
     unseen = [([source], [3 + (source + 1) % 9]) for source in range(3, 12)]
     config = dataclasses.replace(
@@ -288,7 +288,7 @@ def test_the_best_model_is_returned_by_loss() -> None:
 
 
 def test_initial_scales() -> None:
-    """Kernels preserve variance, query kernels make up for unscaled attention, norms start at 1."""
+    """Kernels preserve variance, query kernels compensate unscaled attention, norms start at 1."""
     model = dataclasses.replace(_MODEL, emb_dim=64, num_heads=4, head_dim=16, mlp_dim=128)
     arrays = initialize_parameters(model, generator=np.random.default_rng(0))
     layer = "decoder/layers_0"
@@ -322,7 +322,7 @@ def test_bad_settings_are_named(field: str, value: Any, message: str) -> None:
 
 
 def test_bad_data_is_named() -> None:
-    """No pairs, ids outside the vocabulary, and weights of another model are refused in words."""
+    """No pairs, ids outside the vocabulary, and weights of another model are refused with clear messages."""
     with pytest.raises(ValueError, match="at least one pair, got none"):
         train(_SHORT, _MODEL, pairs=[], validation_pairs=[])
     with pytest.raises(ValueError, match=r"validation_pairs\[0\] has id 12; ids must be in \[1, 12\)"):
@@ -334,7 +334,7 @@ def test_bad_data_is_named() -> None:
 
 
 def test_diverging_is_an_error() -> None:
-    """A loss that is no longer finite stops the run and names the step."""
+    """A loss that is not finite stops the run with the step."""
     initial = initialize_parameters(_MODEL, generator=np.random.default_rng(0))
     initial["decoder/logits_dense/kernel"][0, 0] = np.nan
     with pytest.raises(FloatingPointError, match="the training loss is nan at step 1"):

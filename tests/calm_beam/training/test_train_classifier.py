@@ -1,4 +1,4 @@
-"""Training the exit classifier: what it learns from, what it leaves alone, what it reports."""
+"""Training the exit classifier: its data, the frozen weights, its report."""
 
 import dataclasses
 import itertools
@@ -48,7 +48,7 @@ def _train(**changes: Any) -> TrainedClassifier:
 def _states_and_labels(
     config: T5Config, arrays: FloatArrays, pairs: list[Pair], *, dtype: str = "float32"
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns, pair by pair, the layers' states and whether each but the last predicts what the last does."""
+    """Returns, pair by pair, the layers' states and whether each but the last predicts the last layer's token."""
     model = EarlyExitT5(dataclasses.replace(config, exit_classifier=0), precision=Precision(dtype=dtype))
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
@@ -76,7 +76,7 @@ def _margins(arrays: Arrays, states: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("options", [{}, {"objective": "geometric"}, {"balance_classes": True, "num_logits": 1}])
 def test_the_backbone_is_frozen(options: dict[str, Any]) -> None:
-    """Every array but the classifier's has the bits it had, whatever the objective; the classifier's are new."""
+    """Every array but the classifier's keeps its bits, for any objective; the classifier's are new."""
     before = {name: array.copy() for name, array in _ARRAYS.items()}
     trained = _train(**options)
     assert trained.arrays.keys() == _ARRAYS.keys()
@@ -97,7 +97,7 @@ def test_the_backbone_is_frozen(options: dict[str, Any]) -> None:
     ],
 )
 def test_losses_are_those_of_the_oracle(options: dict[str, Any], weigh: Any) -> None:
-    """Losses and quality agree with labels made pair by pair, from the logits of every layer, and no padding."""
+    """Losses and quality agree with labels made pair by pair, from the logits of every layer, without padding."""
     trained = _train(**options)
     for pairs, loss in ((_LEARNED, trained.training_loss), (_UNSEEN, trained.validation_loss)):
         found = _states_and_labels(_MODEL, _ARRAYS, pairs)
@@ -108,13 +108,13 @@ def test_losses_are_those_of_the_oracle(options: dict[str, Any], weigh: Any) -> 
     assert trained.tokens == sum(min(len(target), 7) + 1 for _, target in _LEARNED)
     for quality, labels, margins in zip(trained.quality, agrees, _margins(trained.arrays, states), strict=True):
         assert quality.agreeing == pytest.approx(labels.mean())
-        # Counted by hand: true "don't exit", said, wanted.
+        # Counted by hand: true "don't exit", predicted, wanted.
         right, said, wanted = np.sum(~labels & (margins < 0)), np.sum(margins < 0), np.sum(~labels)
         assert quality.f1 == pytest.approx(2 * right / (said + wanted))
 
 
 def test_the_fit_is_the_minimum() -> None:
-    """Moving the kernel or the bias in any of some directions makes the training loss worse."""
+    """Moving the kernel or the bias in several directions increases the training loss."""
     trained = _train()
     found = _states_and_labels(_MODEL, _ARRAYS, _LEARNED)
     states = np.concatenate([states for states, _ in found], axis=1)
@@ -130,7 +130,7 @@ def test_the_fit_is_the_minimum() -> None:
 
 
 def test_a_classifier_learns_from_the_type_that_decodes() -> None:
-    """In bfloat16, labels and loss are those of bfloat16 states, which are not those of float32."""
+    """In bfloat16, labels and loss are those of bfloat16 states, which differ from float32's."""
     trained = _train(dtype="bfloat16")
     losses = {}
     for dtype in ("float32", "bfloat16"):
@@ -191,7 +191,7 @@ def test_the_seed_decides_the_batches() -> None:
 
 
 def test_a_model_whose_layers_always_agree_exits() -> None:
-    """If every layer predicts the same token always, all is "exit", F1 and AUC have no value, nothing overflows."""
+    """If all layers always predict one token, all is "exit", F1 and AUC have no value, nothing overflows."""
     arrays = {**_ARRAYS, "decoder/logits_dense/kernel": np.zeros_like(_ARRAYS["decoder/logits_dense/kernel"])}
     trained = train_classifier(_CONFIG, _MODEL, arrays=arrays, pairs=_LEARNED, validation_pairs=_UNSEEN)
     assert trained.validation_loss < 1e-3
@@ -209,14 +209,14 @@ def test_a_model_whose_layers_always_agree_exits() -> None:
 
 
 def test_a_single_layer_is_refused() -> None:
-    """A decoder of one layer has no exit to decide about."""
+    """A decoder of one layer, which has no exit to decide about, is refused."""
     model = build_config(num_decoder_layers=1)
     with pytest.raises(ValueError, match="needs a decoder of at least 2 layers, this one has 1"):
         train_classifier(_CONFIG, model, arrays=build_arrays(model, 0), pairs=_LEARNED, validation_pairs=_UNSEEN)
 
 
 def test_broken_weights_are_refused() -> None:
-    """States that are not finite are an error, not a classifier."""
+    """States that are not finite are an error."""
     arrays = {name: array.copy() for name, array in _ARRAYS.items()}
     arrays["decoder/layers_0/mlp/wo/kernel"][0, 0] = np.nan
     with pytest.raises(ValueError, match="the model gives states that are not finite"):

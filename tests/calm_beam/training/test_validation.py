@@ -1,4 +1,4 @@
-"""Measuring a model: losses by layer, which of two models is better, and scoring it by its outputs."""
+"""Measuring a model: losses by layer, the better of two models, and scores of its outputs."""
 
 import itertools
 
@@ -34,7 +34,7 @@ def test_losses_are_means_over_all_target_tokens(*, exit_heads: bool) -> None:
     sums, tokens = np.zeros(2), 0
     apply = jax.jit(model.apply)
     for source, target in pairs:
-        # Padded to one width, for a single compilation; padding comes after all that is read.
+        # Padded to one width, for a single compilation; padding comes after all real tokens.
         sources, inputs = (np.pad(row, (0, 8 - len(row)))[None] for row in (source, [0, *target[:-1]]))
         logits = np.asarray(apply(variables(parameters), sources, inputs), np.float64)
         for layer, (position, token) in itertools.product(range(2), enumerate(target)):
@@ -45,7 +45,7 @@ def test_losses_are_means_over_all_target_tokens(*, exit_heads: bool) -> None:
 
 
 def test_better_means_a_lower_last_loss() -> None:
-    """Without scores the last layer decides, whatever the others lose; equal is not better."""
+    """Without scores the last layer's loss decides, whatever the others' are; equal is not better."""
     one, two = Validation(losses=(9.0, 1.0)), Validation(losses=(2.0, 1.5))
     assert one.is_better_than(two)
     assert not two.is_better_than(one)
@@ -65,12 +65,12 @@ def _as_text(ids: object) -> str:
 
 
 def too_much(candidate: str, references: object) -> float:
-    """A metric that is none."""
+    """An invalid metric."""
     return 2.0
 
 
 def test_the_score_is_that_of_the_full_models_greedy_outputs() -> None:
-    """It is the mean metric of outputs made by a plain loop over the last layer's logits."""
+    """The score is the mean metric of outputs made by a plain loop over the last layer's logits."""
     checkpoint = build_checkpoint(build_config(), seed=1)
     generator = np.random.default_rng(0)
     prompts = [[*generator.integers(3, 64, size=size).tolist(), 1] for size in (2, 5, 3, 1)]
@@ -101,7 +101,7 @@ def test_the_score_is_that_of_the_full_models_greedy_outputs() -> None:
 
 
 def test_an_unknown_metric_is_refused_at_once() -> None:
-    """The name is checked before any model is there."""
+    """An unknown metric is refused before any model is made."""
     with pytest.raises(ValueError, match=r'metric "rouge_x" is not known\. Did you mean "rouge_l"'):
         GenerationScore(
             "rouge_x", build_config(), prompts=[[3, 1]], references=[("a",)], decode=_as_text, config=_CONFIG

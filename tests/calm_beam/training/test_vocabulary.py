@@ -22,14 +22,14 @@ def test_conventions(tmp_path: pathlib.Path) -> None:
 
 
 def test_texts_survive_a_round_trip(tmp_path: pathlib.Path) -> None:
-    """Text of the training texts' characters is encoded and decoded without loss, rare characters included."""
+    """Text in the training texts' characters is encoded and decoded without loss, rare characters included."""
     vocabulary = Vocabulary(train_vocabulary([*_TEXTS, "œuf"], tmp_path / "v.model", vocab_size=28))
     for text in ("the bird sees a cat", "œuf"):
         assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
 def test_training_is_deterministic(tmp_path: pathlib.Path) -> None:
-    """The same texts give the same file, whatever its name."""
+    """The same texts give the same file under any name."""
     one, two = (train_vocabulary(_TEXTS, tmp_path / name, vocab_size=28) for name in ("one.model", "two.model"))
     assert one.read_bytes() == two.read_bytes()
 
@@ -41,7 +41,7 @@ def test_long_texts_are_used(tmp_path: pathlib.Path) -> None:
 
 
 def test_too_large_a_size_is_refused(tmp_path: pathlib.Path) -> None:
-    """More ids than the texts can fill is an error that names the size."""
+    """More ids than the texts can fill are an error that names the size."""
     with pytest.raises(VocabularyError, match="9 texts do not give one of vocab_size=9000"):
         train_vocabulary(_TEXTS, tmp_path / "v.model", vocab_size=9000)
 
@@ -53,7 +53,7 @@ def test_empty_texts_are_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_tokenizer_has_an_end_of_prompts_and_one_of_outputs(tmp_path: pathlib.Path) -> None:
-    """Ids 0 and 1; prompts end with the former, the latter ends outputs, and neither is seen in texts."""
+    """Ids 0 and 1 are the ends: prompts end with the former, outputs with the latter, and neither is in texts."""
     vocabulary = Vocabulary(train_vocabulary(_TEXTS, tmp_path / "tokenizer.json", vocab_size=270))
     ids, whole = vocabulary.encode_prompt("the owl sees", room=50)
     assert (ids[-1], ids.count(0), whole) == (0, 1, len(ids))
@@ -64,14 +64,14 @@ def test_a_tokenizer_has_an_end_of_prompts_and_one_of_outputs(tmp_path: pathlib.
 
 
 def test_a_tokenizer_has_ids_for_any_text(tmp_path: pathlib.Path) -> None:
-    """Characters and spaces that no text had come back as they were."""
+    """Characters and spaces that no training text had are decoded unchanged."""
     vocabulary = Vocabulary(train_vocabulary(_TEXTS, tmp_path / "tokenizer.json", vocab_size=270))
     for text in ("the bird", " Ωμέγα\n\t  的  🦉 ", "x"):
         assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
 def test_the_same_texts_give_the_same_tokenizer(tmp_path: pathlib.Path) -> None:
-    """Byte for byte, with what lies beside it: a run that is resumed makes it again."""
+    """The same texts give the same tokenizer and files next to it, byte for byte, since resumed runs make it again."""
     (tmp_path / "again").mkdir()
     one, two = (
         train_vocabulary(_TEXTS * 50, folder / "tokenizer.json", vocab_size=280)
@@ -89,7 +89,7 @@ def test_the_same_texts_give_the_same_tokenizer(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_sizes_that_a_tokenizer_cannot_have_are_refused(vocab_size: int, message: str, tmp_path: pathlib.Path) -> None:
-    """Too few for all bytes, and more than the texts give."""
+    """A size too small for all bytes, or larger than the texts allow, is refused."""
     with pytest.raises(VocabularyError, match=re.escape(message)):
         train_vocabulary(_TEXTS, tmp_path / "tokenizer.json", vocab_size=vocab_size)
     assert not (tmp_path / "tokenizer.json").exists()

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def generator(folder: pathlib.Path) -> Generator:
-    """What the service has to answer as: two prompts side by side."""
+    """A generator with two slots, whose answers the service has to give."""
     return Generator.from_manifest(folder / "manifest.json", folder / "model", batch_size=2)
 
 

@@ -21,7 +21,7 @@ class Service:
     Attributes:
       process: The process.
       url: Its address.
-      log_file: What it says.
+      log_file: Its log.
     """
 
     process: subprocess.Popen[str]
@@ -30,11 +30,11 @@ class Service:
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """Returns the log so far."""
         return self.log_file.read_text(encoding="utf-8")
 
     def first_response(self, client: httpx.Client, path: str = "/healthz") -> httpx.Response:
-        """Returns its response as soon as it listens."""
+        """Returns the first response, as soon as the process listens."""
         while self.process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 return client.get(path)
@@ -42,7 +42,7 @@ class Service:
         raise AssertionError(f"the service ended with status {self.process.returncode}: {self.log}")
 
     def wait_until_ready(self, client: httpx.Client) -> None:
-        """Waits until it takes prompts."""
+        """Waits until the service takes prompts."""
         while self.first_response(client, "/readyz").status_code != 200:
             time.sleep(0.05)
 
@@ -51,7 +51,7 @@ class Service:
 def started(
     folder: pathlib.Path, *flags: str, manifest: str = "manifest.json", environment: Mapping[str, str] | None = None
 ) -> Iterator[Service]:
-    """Yields a process that serves the model and a manifest of a folder; kills what is left of it."""
+    """Yields a process that serves the model and a manifest of a folder, and kills it at the end."""
     port = free_port()
     command = [sys.executable, "-m", "calm_beam.launch.cli", "serve", f"--manifest={folder / manifest}"]
     command += [f"--checkpoint={folder / 'model'}", f"--port={port}", *flags]

@@ -1,4 +1,4 @@
-"""The service on a port of its own, and what it has to answer."""
+"""Helpers: the service on a port of its own, and the answers it has to give."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ LIMITS = Limits(prompt_characters=200, prompts=2, waiting=2)
 
 
 def free_port() -> int:
-    """Returns a port that nobody listens to."""
+    """Returns a port on which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -63,20 +63,20 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 
 def numbers(client: Any) -> tuple[int, int]:
-    """Returns how many prompts run, and wait."""
+    """Returns how many prompts run and how many wait."""
     running, waiting = (metric(client, f"calm_beam_prompts_{name}") for name in ("running", "waiting"))
     return int(running), int(waiting)
 
 
 def metric(client: Any, name: str) -> float:
-    """Returns a number of `/metrics`, called with its labels as there."""
+    """Returns a number of `/metrics`, named with its labels as in that text."""
     (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
     return float(value)
 
 
 @contextlib.contextmanager
 def served(app: fastapi.FastAPI, limits: Limits, *, waits: bool = True) -> Iterator[int]:
-    """Serves an app in a thread, and yields its port; once it is ready, unless it never is."""
+    """Serves an app in a thread and yields its port, by default once the service is ready."""
     port = free_port()
     config = uvicorn.Config(app, port=port, http=protocol_with(limits), ws="none", log_level="warning")
     server = uvicorn.Server(config)
@@ -99,12 +99,12 @@ def asked(client: Any, prompt: Any, **more: Any) -> Any:
 
 
 def answer_of(choice: dict[str, Any]) -> dict[str, Any]:
-    """Returns all that a choice, or the end of its events, tells of an answer."""
+    """Returns the fields of an answer that a choice, or the end of its events, holds."""
     return {"text": choice["text"], **choice["calm_beam"]}
 
 
 def answered(response: Any) -> dict[str, Any]:
-    """Returns the one answer that a response has, at once or as a stream."""
+    """Returns the one answer that a response holds, as JSON or as a stream."""
     if response.headers["content-type"].startswith("text/event-stream"):
         choices = [event["choices"][0] for _, event in read_events(response.text)[:-1]]
         return {"text": "".join(choice["text"] for choice in choices), **choices[-1]["calm_beam"]}
@@ -113,7 +113,7 @@ def answered(response: Any) -> dict[str, Any]:
 
 
 def expected(generator: Generator, prompt: str, *, group: str | None = None) -> dict[str, Any]:
-    """Returns what the service has to answer."""
+    """Returns the answer that the service has to give."""
     answer = generator.generate(prompt, group=group)
     return {
         "text": answer.text,
@@ -128,7 +128,7 @@ def expected(generator: Generator, prompt: str, *, group: str | None = None) -> 
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Compares an answer with what is expected: confidences as floats, since others are decoded beside it."""
+    """Compares an answer with the expected one; confidences within float tolerance, since the batch differs."""
     assert {**found, "confidences": None} == {**expected, "confidences": None}
     assert found["confidences"] == pytest.approx(expected["confidences"], abs=1e-5)
 
@@ -144,7 +144,7 @@ def read_events(body: str) -> list[tuple[str, Any]]:
 
 
 class HeldSteps:
-    """Has the batch wait before each step until it may go on."""
+    """Makes the batch wait before each step until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Holds every step from now on."""

@@ -1,4 +1,4 @@
-"""Clients that others wrote: OpenAI's library talks to the service, and Prometheus reads its metrics."""
+"""Third-party clients: OpenAI's library talks to the service, and Prometheus reads its metrics."""
 
 import re
 import runpy
@@ -43,7 +43,7 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Generator:
 
 @pytest.fixture(scope="module")
 def url(chatting: Generator) -> Iterator[str]:
-    """Where chats are answered."""
+    """The address of the chat service."""
     with served(app_of(chatting), LIMITS) as port:
         yield f"http://127.0.0.1:{port}"
 
@@ -55,7 +55,7 @@ def openai() -> Any:
 
 
 def test_openais_library_chats(openai: Any, url: str, chatting: Generator) -> None:
-    """At once and as a stream, with usage: the text is the generator's, whose template is the calibrated one."""
+    """OpenAI's library gets the generator's text for a chat, at once and as a stream, with usage."""
     answer = chatting.generate(_TEXT)
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         chat = {"model": "calm-beam", "messages": [{"role": "user", "content": _TEXT}]}
@@ -73,7 +73,7 @@ def test_openais_library_chats(openai: Any, url: str, chatting: Generator) -> No
 
 
 def test_openais_library_completes_and_hears_errors(openai: Any, url: str, chatting: Generator) -> None:
-    """Each status is the exception that the library has for it, with our words."""
+    """OpenAI's library raises its exception for each error status, with our message."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         completion = client.completions.create(model="calm-beam", prompt=_TEXT, temperature=0, max_tokens=STEPS)
         assert completion.choices[0].text == chatting.generate(_TEXT).text
@@ -90,7 +90,7 @@ def test_openais_library_completes_and_hears_errors(openai: Any, url: str, chatt
 def test_the_example_shows_what_the_service_says(
     openai: Any, url: str, chatting: Generator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The answer, every token with the layer at which it left, and why a parameter is refused."""
+    """The example prints the answer, every token with its exit layer, and why a parameter is refused."""
     monkeypatch.setattr("sys.argv", ["client.py", f"--url={url}", _TEXT])
     runpy.run_path(str(ROOT / "examples" / "web_service" / "client.py"), run_name="__main__")
     answer = chatting.generate(_TEXT)
@@ -101,7 +101,7 @@ def test_the_example_shows_what_the_service_says(
 
 
 def test_a_chat_is_what_was_calibrated_or_refused(url: str, chatting: Generator) -> None:
-    """One text of a user, after the calibrated system message or none; all else was not calibrated."""
+    """A chat of one user message, after the calibrated system message or none, is answered; others are refused."""
     user = {"role": "user", "content": _TEXT}
     parts = {"role": "user", "content": [{"type": "text", "text": "the cat "}, {"type": "text", "text": "sees 0"}]}
     text = chatting.generate(_TEXT).text
@@ -133,7 +133,7 @@ def test_a_chat_is_what_was_calibrated_or_refused(url: str, chatting: Generator)
 
 
 def test_without_a_template_there_are_no_chats(generator: Generator) -> None:
-    """The error says where such prompts go."""
+    """Without a chat template, a chat is refused, and the error names the endpoint for plain prompts."""
     with ready_client(app_of(generator, limits=LIMITS)) as client:
         response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
         assert response.status_code == 400
@@ -148,7 +148,7 @@ def test_without_a_template_there_are_no_chats(generator: Generator) -> None:
     ],
 )
 def test_prometheus_reads_the_metrics(generator: Generator, accept: str, parsed: Any) -> None:
-    """In the form that it asks for; every number has a name of ours, or is about the process."""
+    """Prometheus parses the metrics; every name has our prefix or is about the process."""
     with served(app_of(generator, limits=LIMITS), LIMITS) as port:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             assert asked(client, PROMPTS[0]).status_code == 200

@@ -1,4 +1,4 @@
-"""Clients of OpenAI's interface get the same answers, or hear why what they ask for was not calibrated."""
+"""Clients of OpenAI's completions interface get the generator's answers, or an error that says what is wrong."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ def _ended(tokens: list[int]) -> str:
 
 
 def test_a_completion_is_the_generatorsanswer_of(client: TestClient, generator: Generator) -> None:
-    """In the shape that clients know, with usage and the reason why it ended."""
+    """A completion has OpenAI's fields, with usage and a finish reason."""
     reasons = set()
     for prompt in PROMPTS:
         body = asked(client, prompt).json()
@@ -53,7 +53,7 @@ def test_a_completion_is_the_generatorsanswer_of(client: TestClient, generator: 
 
 
 def test_prompts_come_in_four_shapes(client: TestClient, generator: Generator) -> None:
-    """A text, some texts, token ids, and some lists of those; choices stand in the order of the prompts."""
+    """A prompt may be a text, a list of texts, token ids or lists of ids; choices keep the order of the prompts."""
     ids = [list(generator.request(prompt, name="a").ids) for prompt in PROMPTS[:2]]
     answers = [expected(generator, prompt) for prompt in PROMPTS[:2]]
     for prompt in (PROMPTS[:2], ids):
@@ -66,7 +66,7 @@ def test_prompts_come_in_four_shapes(client: TestClient, generator: Generator) -
 
 
 def test_a_stream_has_an_event_for_every_token(client: TestClient, generator: Generator) -> None:
-    """Those of several prompts come as they are made; each prompt ends with its reason, and the stream as agreed."""
+    """A stream has an event for every token; each prompt ends with its finish reason, and the stream with [DONE]."""
     body = {"stream": True, "stream_options": {"include_usage": True}}
     response = asked(client, PROMPTS[:2], **body)
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -89,13 +89,13 @@ def test_a_stream_has_an_event_for_every_token(client: TestClient, generator: Ge
         total += len(tokens)
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == total
-    # Without being asked for, usage is not told.
+    # Usage is sent only if the client asks for it.
     *events, _ = read_events(asked(client, PROMPTS[0], stream=True).text)
     assert {"usage" in event for _, event in events} == {False}
 
 
 def test_what_leaves_outputs_as_they_are_is_accepted(client: TestClient, generator: Generator) -> None:
-    """Clients that spell out the defaults are answered."""
+    """Parameters that leave outputs unchanged, such as spelled-out defaults, are accepted."""
     answer = expected(generator, PROMPTS[0])
     neutral: dict[str, Any] = {
         "temperature": 0.0,
@@ -153,8 +153,8 @@ def test_what_leaves_outputs_as_they_are_is_accepted(client: TestClient, generat
 def test_what_was_not_calibrated_is_refused(
     client: TestClient, parameter: str, value: object, code: str | None, message: str
 ) -> None:
-    """The error names the parameter and says why, in the shape that clients read."""
-    # Surrogates in tests of JSON are escaped, as clients escape them.
+    """Parameters that were not calibrated are refused, with the parameter's name and the reason."""
+    # Test JSON has escaped surrogates, as clients send them.
     response = client.post(
         "/v1/completions",
         content=json.dumps({"prompt": PROMPTS[0], parameter: value}),
@@ -187,7 +187,7 @@ def test_what_was_not_calibrated_is_refused(
 def test_bad_requests_are_refused_in_the_same_shape(
     client: TestClient, content: bytes, status: int, message: str
 ) -> None:
-    """Also what is no completion at all."""
+    """Malformed requests get an error of the same form."""
     response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (status, "invalid_request_error")
@@ -196,7 +196,7 @@ def test_bad_requests_are_refused_in_the_same_shape(
 
 
 def test_models_are_listed(client: TestClient, generator: Generator) -> None:
-    """There is one, with what clients cannot set."""
+    """The model list has one entry, with the settings that clients cannot change."""
     (model,) = client.get("/v1/models").json()["data"]
     assert client.get("/v1/models/calm-beam").json() == model
     assert (model["id"], model["object"], model["owned_by"]) == ("calm-beam", "model", "calm-beam")
@@ -214,7 +214,7 @@ def test_models_are_listed(client: TestClient, generator: Generator) -> None:
 
 
 def test_a_completion_may_name_its_group(generator: Generator, folder: pathlib.Path) -> None:
-    """In the field of ours; each choice says what is promised."""
+    """A completion may name its group in our own field; each choice says what is promised for it."""
     grouped = Generator.from_manifest(with_groups(generator.manifest), folder / "model", batch_size=2)
     with ready_client(app_of(grouped, limits=LIMITS, name="mine")) as client:
         for group, threshold in (("en", 0.9), ("it", None)):
@@ -226,7 +226,7 @@ def test_a_completion_may_name_its_group(generator: Generator, folder: pathlib.P
 
 
 def test_busy_and_broken_are_told_as_clients_expect(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients try again where that helps; a stream that breaks down ends with an error."""
+    """A busy service and a failing model have statuses on which clients retry; a failing stream ends with an error."""
     with ready_client(app_of(generator, limits=Limits(prompts=2, waiting=2))) as client:
         asked(client, PROMPTS[0])
 

@@ -1,4 +1,4 @@
-"""The image of the service is made of what is there, and starts the command."""
+"""The image of the service copies files that exist, and starts the command."""
 
 import re
 
@@ -12,14 +12,14 @@ _LINES = (ROOT / "launch" / "serve" / "Dockerfile").read_text(encoding="utf-8").
 
 
 def test_what_is_copied_is_there() -> None:
-    """Every path that comes from the repository is one of it."""
+    """Every path that the image copies from the repository exists."""
     copied = [line.split()[1:-1] for line in _LINES if line.startswith("COPY ") and "--from" not in line]
     assert len(copied) >= 4
     assert [path for paths in copied for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_extras_and_flags_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pip installs is offered by calm-beam-serving, and the flags are the command's."""
+    """Extras that the image installs are calm-beam-serving's, and its flags are the command's."""
     (extras,) = re.findall(r"\.whl\)\[([\w,]+)\]", "\n".join(_LINES))
     monkeypatch.setenv("CALM_BEAM_DISTRIBUTION", "calm-beam-serving")
     assert set(extras.split(",")) <= set(read_setup()["extras_require"])

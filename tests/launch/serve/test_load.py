@@ -1,4 +1,4 @@
-"""Many clients at once, of a service that runs as a process of its own."""
+"""Many clients at once, against a service in a process of its own."""
 
 import concurrent.futures
 import json
@@ -28,7 +28,7 @@ def _threads_and_megabytes(process: int) -> tuple[int, float]:
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads and memory are read from /proc")
 def test_under_load_every_answer_is_right_and_nothing_grows(folder: pathlib.Path, generator: Generator) -> None:
-    """Eight clients at once get the generator's answers, a sample is measured; then the service ends as it is told."""
+    """Eight concurrent clients get the generator's answers, a sample is measured, and SIGTERM ends the service."""
     losses = folder / "losses.jsonl"
     with started(folder, f"--losses={losses}", "--probe_share=0.2") as service:
         process = service.process
@@ -53,7 +53,7 @@ def test_under_load_every_answer_is_right_and_nothing_grows(folder: pathlib.Path
 
 
 def _asked(client: httpx.Client, answers: dict[str, dict[str, Any]], *, rounds: int) -> int:
-    """Asks every prompt so often, by eight threads, checks every answer, and returns how many there were."""
+    """Sends every prompt so often from eight threads, checks every answer, and returns the number of answers."""
 
     def ask(prompt: str) -> bool:
         for stream in (False, True):

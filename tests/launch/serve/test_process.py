@@ -1,4 +1,4 @@
-"""The command: its port is open at once, it ends when it is told, whatever it is at, and says what was wrong."""
+"""The command opens its port at once, ends on SIGTERM in any phase, and reports errors."""
 
 import json
 import pathlib
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.mark.parametrize("phase", ["loading", "shapes"])
 def test_sigterm_is_obeyed_before_it_is_ready(folder: pathlib.Path, tmp_path: pathlib.Path, phase: str) -> None:
-    """While the model is loaded, or XLA compiles, which nothing can stop: the process ends all the same, with 0."""
-    # Nothing compiled is there yet.
+    """SIGTERM ends the process with status 0 while the model loads or XLA compiles, which cannot be interrupted."""
+    # The compilation cache is empty.
     cold = {"CALM_BEAM_CACHE": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax")}
     with started(folder, environment=cold) as service, httpx.Client(base_url=service.url, timeout=60) as client:
         response = service.first_response(client, "/readyz")
@@ -34,7 +34,7 @@ def test_sigterm_is_obeyed_before_it_is_ready(folder: pathlib.Path, tmp_path: pa
 
 
 def test_who_is_lazy_is_ready_at_once(folder: pathlib.Path, generator: Generator) -> None:
-    """With --lazy, prompts are taken once the model is loaded; the first of them waits for what it needs."""
+    """With --lazy the service is ready once the model is loaded; the first prompt waits for compilation."""
     with started(folder, "--lazy") as service, httpx.Client(base_url=service.url, timeout=120) as client:
         service.wait_until_ready(client)
         assert "Compiling" not in service.log
@@ -44,12 +44,12 @@ def test_who_is_lazy_is_ready_at_once(folder: pathlib.Path, generator: Generator
         service.process.send_signal(signal.SIGINT)
         assert service.process.wait(60) == 0
     assert '"POST /v1/completions HTTP/1.1" 200' in service.log
-    # Whoever watches asks all the time.
+    # A probe polls all the time.
     assert "GET /readyz" not in service.log
 
 
 def test_another_model_ends_it(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """What is found out once the port is open ends the process, with the reason."""
+    """An error found after the port is open, such as another model, ends the process with the reason."""
     content = json.loads((folder / "manifest.json").read_text())
     content["model"]["fingerprint"] = "sha256:" + "0" * 64
     (folder / "other.json").write_text(json.dumps(content))
@@ -63,7 +63,7 @@ def test_another_model_ends_it(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
 def test_what_needs_no_model_is_refused_before_the_port_opens(
     folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An entry that is not there, another precision, an address that is taken, a share without losses."""
+    """Errors that need no model are reported before the port opens: entry, precision, address, share without losses."""
     manifest = f"--manifest={folder / 'manifest.json'}"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

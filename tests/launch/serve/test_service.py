@@ -1,4 +1,4 @@
-"""The service answers what the generator answers, or says what is wrong; it tells when it is ready."""
+"""The service answers as the generator does, or says what is wrong, and reports when it is ready."""
 
 import concurrent.futures
 import json
@@ -37,7 +37,7 @@ from tests.snippets import ROOT
 
 
 def test_an_answer_is_the_generators(client: TestClient, generator: Generator) -> None:
-    """Everything that is known of an answer arrives, also that a prompt was cut."""
+    """Every field of the generator's answer arrives, including the mark of a cut prompt."""
     for prompt in (PROMPTS[0], "the cat " * 24):
         response = asked(client, prompt)
         assert response.status_code == 200
@@ -45,7 +45,7 @@ def test_an_answer_is_the_generators(client: TestClient, generator: Generator) -
 
 
 def test_requests_are_decoded_together(generator: Generator) -> None:
-    """Many clients at once get the answers that each would get alone."""
+    """Concurrent clients get the answers that each would get alone."""
     expected_of = {prompt: expected(generator, prompt) for prompt in PROMPTS}
     with ready_client(app_of(generator)) as client, concurrent.futures.ThreadPoolExecutor(12) as pool:
         prompts = PROMPTS * 3
@@ -54,7 +54,7 @@ def test_requests_are_decoded_together(generator: Generator) -> None:
 
 
 def test_a_prompt_may_name_its_group(generator: Generator, folder: pathlib.Path) -> None:
-    """It is answered by the entry of that, and told what is promised; for an unknown group, that nothing is."""
+    """A prompt that names its group gets that group's entry and promise; for an unknown group no promise is given."""
     grouped = Generator.from_manifest(with_groups(generator.manifest), folder / "model", batch_size=2)
     promise = {"delta": 0.1, "epsilon": 0.05}
     with ready_client(app_of(grouped, limits=LIMITS)) as client:
@@ -73,7 +73,7 @@ def test_a_prompt_may_name_its_group(generator: Generator, folder: pathlib.Path)
 
 
 def test_probes_and_metrics_say_what_is_served(client: TestClient, generator: Generator) -> None:
-    """Whoever watches over many services sees that this one lives, is ready, and what it promises."""
+    """Probes and metrics show that the service lives, is ready, and what it promises."""
     assert client.get("/healthz").json() == {"status": "alive", "phase": "ready"}
     assert client.get("/readyz").json() == {"status": "ready"}
     assert client.get("/manifest").json() == {}
@@ -96,7 +96,7 @@ def test_probes_and_metrics_say_what_is_served(client: TestClient, generator: Ge
 
 
 def test_metrics_count_prompts_tokens_and_layers(generator: Generator) -> None:
-    """As the answers have them; refusals too, and what streams took to their first event."""
+    """Metrics count prompts, tokens, layers, refusals, and the time to a stream's first event."""
     with ready_client(app_of(generator, limits=LIMITS)) as client:
         answers = [answered(asked(client, prompt, stream=stream)) for prompt in PROMPTS[:3] for stream in (False, True)]
         assert asked(client, " ").status_code == 400
@@ -120,7 +120,7 @@ def test_metrics_count_prompts_tokens_and_layers(generator: Generator) -> None:
 
 
 def test_errors_have_one_form(client: TestClient) -> None:
-    """Whatever is wrong, and wherever it was asked."""
+    """All errors have one form, whatever the cause and the endpoint."""
     content: list[Any] = [b"\xff", b'{"prompt": ', b" " * 4000, iter([b"{", b"}"]), b"{}", b'{"prompt": 7}']
     headers = {"Content-Type": "application/json"}
     refused = [
@@ -143,11 +143,11 @@ def test_errors_have_one_form(client: TestClient) -> None:
 def test_a_model_that_breaks_down_is_the_services_fault(
     generator: Generator, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client hears 500 and nothing of the prompt's neighbours; a sampled request counts with loss 1."""
+    """A failing model gives 500 for its own prompt alone; a sampled request counts with loss 1."""
     probe = LossProbe(generator, tmp_path / "losses", share=1, salt="a")
     with ready_client(app_of(generator, probe=probe)) as client:
         assert asked(client, PROMPTS[0]).status_code == 200
-        # The probe decodes by a generator of its own, which is not to break down.
+        # The probe decodes by a generator of its own, which does not fail here.
         _wait_for_rows(tmp_path / "losses", 1)
 
         def broken(_: object, *__: object) -> None:
@@ -174,11 +174,11 @@ def _wait_for_rows(path: pathlib.Path, count: int) -> None:
 def test_a_crash_of_the_batch_is_the_services_fault(
     generator: Generator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client hears 500, the log has the reason, and who comes later is answered."""
+    """A crash of the batch gives 500 and a reason in the log; later requests are answered."""
     crashes = iter([True])
 
     def crashing(batch: Batch) -> Iterator[Any]:
-        # Not in the step in which all was compiled, which may come after the service has opened.
+        # The crash must not hit the step that compiles, which may come after the service has opened.
         if batch.is_busy() and next(crashes, False):
             raise RuntimeError("the device is gone")
         return iter(())
@@ -194,7 +194,7 @@ def test_a_crash_of_the_batch_is_the_services_fault(
 def test_losses_are_measured_beside_what_serves(
     generator: Generator, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for the full model; what finds no room to be measured is counted, and known before the answer."""
+    """Loss measurement delays no answer; prompts without room for it are counted, and known before the answer."""
     may_measure = concurrent.futures.Future[None]()
     measure = LossProbe.measure
 
@@ -223,7 +223,7 @@ def test_losses_are_measured_beside_what_serves(
 def test_only_prompts_of_the_probes_group_are_measured(
     generator: Generator, folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Of others, the probe's promise says nothing."""
+    """Only prompts of the probe's group are measured, since its promise is about that group."""
     grouped = Generator.from_manifest(with_groups(generator.manifest), folder / "model", batch_size=2)
     probe = LossProbe(grouped, tmp_path / "losses", share=1, salt="a")
     with ready_client(app_of(grouped, probe=probe, limits=LIMITS)) as client:
@@ -235,7 +235,7 @@ def test_only_prompts_of_the_probes_group_are_measured(
 def test_a_full_disk_is_told_to_the_log_only(
     generator: Generator, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever asked has their answer; places to be measured come back."""
+    """A full disk is reported in the log only: the client has its answer, and the room for measuring is freed."""
 
     def failing(*_: object, **__: object) -> float:
         raise OSError("no space left on device")
@@ -256,10 +256,10 @@ def test_a_full_disk_is_told_to_the_log_only(
 def test_who_comes_when_all_places_are_taken_is_turned_away(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond those that run and those that may wait, requests hear 503 at once; the others are answered."""
+    """Requests beyond the running and waiting limits get 503 at once; the others are answered."""
     app = app_of(generator, limits=LIMITS)
     with ready_client(app) as client, concurrent.futures.ThreadPoolExecutor(4) as pool:
-        # The first batch tells how much room there is.
+        # The first batch determines how much room there is.
         assert asked(client, PROMPTS[0]).status_code == 200
         hold = HeldSteps(monkeypatch)
         taken = [pool.submit(asked, client, prompt) for prompt in PROMPTS[:4]]
@@ -276,20 +276,20 @@ def test_who_comes_when_all_places_are_taken_is_turned_away(
 
 
 def _wait_for_numbers(client: TestClient, count: int) -> None:
-    """Waits until so many prompts run or wait."""
+    """Waits until the given numbers of prompts run and wait."""
     until = time.monotonic() + 60
     while sum(numbers(client)) < count:
         assert time.monotonic() < until
 
 
 def test_limits_under_which_a_request_never_finds_room_are_refused() -> None:
-    """As many prompts as a request may have may also wait."""
+    """Limits under which a request of the largest size never fits are refused."""
     with pytest.raises(ValueError, match="prompts must be from 1 to waiting, 2, got 3"):
         Limits(prompts=3, waiting=2)
 
 
 def test_until_all_is_compiled_nothing_is_taken(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port is open: probes say how far it is, and what does not need the model is answered."""
+    """Until compilation ends prompts are refused; probes report progress, and requests without a model are answered."""
     may_go_on = threading.Event()
     prefill = Admission.prefill
 

@@ -1,4 +1,4 @@
-"""Clients that send a byte now and then hold no connection that others need."""
+"""Clients that send a byte now and then do not block connections that others need."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.launch.serve.served import served
 
 
 def _heard(port: int, *parts: bytes) -> bytes:
-    """Sends parts of requests, and returns all that the service says until it ends the connection."""
+    """Sends parts of requests, and returns all that the service sends until it closes the connection."""
     heard = b""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         for part in parts:
@@ -31,7 +31,7 @@ _HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/
     ids=["nothing", "a line", "a head", "no body", "half a body"],
 )
 def test_slow_clients_hold_no_connection(sent: bytes) -> None:
-    """A request of which the rest never comes is answered with 408, wherever it stopped, and its connection ends."""
+    """A request that stays incomplete is answered with 408, wherever it stopped, and its connection is closed."""
     app = fastapi.FastAPI()
 
     @app.post("/v1/completions")
@@ -45,7 +45,7 @@ def test_slow_clients_hold_no_connection(sent: bytes) -> None:
 
 
 def test_what_is_no_http_is_refused_in_the_same_form() -> None:
-    """The connection ends, and the error is the service's."""
+    """Data that are not HTTP get the service's error form, and the connection is closed."""
     with served(fastapi.FastAPI(), Limits(), waits=False) as port:
         heard = _heard(port, b"nonsense\r\n\r\n")
         assert heard.startswith(b"HTTP/1.1 400 ")
@@ -53,7 +53,7 @@ def test_what_is_no_http_is_refused_in_the_same_form() -> None:
 
 
 def test_answers_may_take_longer_than_requests() -> None:
-    """The limit is for what arrives: an answer that takes longer is heard, and so is the next one on the connection."""
+    """The time limit is for receiving requests: an answer that takes longer arrives, as does the next one."""
     app = fastapi.FastAPI()
 
     @app.get("/{seconds}")

@@ -1,4 +1,4 @@
-"""Tokens are on their way while others are made; who leaves is not decoded for, and an end is a clean one."""
+"""Streams: tokens are sent as they are made, decoding stops for clients that disconnect, and shutdown is clean."""
 
 import http.client
 import json
@@ -51,7 +51,7 @@ def _sent(port: int, path: str, body: dict[str, object]) -> socket.socket:
 
 
 class _CountedSteps:
-    """Lets the batch take so many steps, and then waits."""
+    """Lets the batch take the given number of steps, and then waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allowed = threading.Semaphore(0)
@@ -70,7 +70,7 @@ class _CountedSteps:
 def test_the_first_token_is_heard_before_the_second_is_made(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing on the way keeps events back."""
+    """The first token arrives before the second is decoded: nothing buffers events."""
     body = {"prompt": _longest(generator), "stream": True}
     with served(app_of(generator, limits=LIMITS), LIMITS) as port:
         steps = _CountedSteps(monkeypatch)
@@ -88,7 +88,7 @@ def test_the_first_token_is_heard_before_the_second_is_made(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_is_not_decoded_for(generator: Generator, monkeypatch: pytest.MonkeyPatch, *, stream: bool) -> None:
-    """Prompts that run or wait for a client that has left make room; others are answered."""
+    """Prompts of a client that has disconnected free their room; others are answered."""
     with served(app_of(generator, limits=LIMITS), LIMITS) as port:
         url = f"http://127.0.0.1:{port}"
         hold = HeldSteps(monkeypatch)
@@ -97,7 +97,7 @@ def test_who_leaves_is_not_decoded_for(generator: Generator, monkeypatch: pytest
         running, _ = _numbers(url)
         for connection in connections:
             connection.close()
-        # Those that wait are forgotten at once, those that run at the next step.
+        # Waiting prompts are dropped at once, running ones at the next step.
         _until(lambda: _numbers(url) == (running, 0))
         hold.may_go_on.set()
         _until(lambda: _numbers(url) == (0, 0))
@@ -115,7 +115,10 @@ def _numbers(url: str) -> tuple[int, int]:
 def test_who_leaves_is_measured_all_the_same(
     generator: Generator, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients may leave because of what they read: a sample without them would be biased."""
+    """Prompts of clients that disconnect are measured too.
+
+    Clients may leave because of what they read, so a sample without them would be biased.
+    """
     probe = LossProbe(generator, tmp_path / "losses", share=1, salt="a")
     with served(app_of(generator, probe=probe, limits=LIMITS), LIMITS) as port:
         hold = HeldSteps(monkeypatch)
@@ -124,14 +127,14 @@ def test_who_leaves_is_measured_all_the_same(
         connection.close()
         time.sleep(0.2)
         hold.may_go_on.set()
-    # Closing has waited for what is measured.
+    # Closing waits for the measurements.
     (row,) = [json.loads(line) for line in (tmp_path / "losses").read_text().splitlines()]
     assert row["failure"] is None
     assert not hold.dropped
 
 
 def test_what_was_taken_is_answered_at_the_end(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams too; nothing new is taken meanwhile."""
+    """Shutdown answers accepted requests, streams included, and takes no new ones."""
     heard: list[tuple[int, str]] = []
     with served(app_of(generator, limits=LIMITS), LIMITS) as port:
         hold = HeldSteps(monkeypatch)

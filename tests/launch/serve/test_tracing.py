@@ -1,4 +1,4 @@
-"""Requests have spans where OpenTelemetry is set up, and are answered where it is not installed."""
+"""Requests have spans if OpenTelemetry is set up, and are answered if it is not installed."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_request_has_a_span_with_its_prompts(client: TestClient, generator: Generator, spans: Any) -> None:
-    """A child of the caller's, with an event for each prompt; also of a stream."""
+    """A request has a span that is a child of the caller's, with an event for each prompt; so has a stream."""
     caller = {"traceparent": f"00-{_TRACE:032x}-{_SPAN:016x}-01"}
     for stream in (False, True):
         spans.clear()
@@ -47,7 +47,7 @@ def test_a_request_has_a_span_with_its_prompts(client: TestClient, generator: Ge
 
 
 def test_refusals_have_spans_and_probes_have_none(client: TestClient, spans: Any) -> None:
-    """What a caller did wrong is no failure of the service's."""
+    """Refused requests have spans without an error status; probes have none."""
     for path in ("/healthz", "/readyz", "/metrics"):
         assert client.get(path).status_code == 200
     assert client.post("/v1/completions", json={"prompt": []}).status_code == 400
@@ -58,7 +58,7 @@ def test_refusals_have_spans_and_probes_have_none(client: TestClient, spans: Any
 
 
 def test_a_failure_is_an_error(client: TestClient, spans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status of the span says so."""
+    """A failure of the service sets the span's error status."""
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a fault")
@@ -70,7 +70,7 @@ def test_a_failure_is_an_error(client: TestClient, spans: Any, monkeypatch: pyte
 
 
 def test_it_answers_without(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where OpenTelemetry is not installed."""
+    """Requests are answered if OpenTelemetry is not installed."""
     monkeypatch.setattr(metrics, "_IS_INSTALLED", False)
     monkeypatch.delattr(metrics, "trace", raising=False)
     assert answered(asked(client, PROMPTS[0]))["tokens"]

@@ -8,7 +8,7 @@ from tools.pictures.__main__ import main
 
 
 def test_one_picture_is_made(tmp_path: pathlib.Path) -> None:
-    """Of those that are named, and no other."""
+    """Only the named picture is made."""
     assert main([f"--output={tmp_path / 'out'}", "--only=throughput"]) == 0
     (made,) = (tmp_path / "out").iterdir()
     assert made.name == "throughput.svg"
@@ -16,7 +16,7 @@ def test_one_picture_is_made(tmp_path: pathlib.Path) -> None:
 
 
 def test_unknown_pictures_are_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By name, before anything is made."""
+    """An unknown picture is refused by name before anything is made."""
     with pytest.raises(SystemExit):
         main([f"--output={tmp_path / 'out'}", "--only=throughput,portrait"])
     assert "--only: there is no picture portrait. Choose from report, risk, proof," in capsys.readouterr().err

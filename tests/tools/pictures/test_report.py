@@ -30,7 +30,7 @@ def report(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_the_report_is_photographed(report: pathlib.Path) -> None:
-    """The picture is a WebP of twice the width that a README has, small enough for a page; dark is another one."""
+    """The picture is a WebP twice as wide as README, small enough for a page; the dark one differs."""
     pictures = [
         photographed(report, consistency="textual", delta=0.6, browser=find_browser(), scheme=scheme)
         for scheme in _SCHEMES
@@ -42,7 +42,7 @@ def test_the_report_is_photographed(report: pathlib.Path) -> None:
 
 
 def test_a_section_is_photographed(report: pathlib.Path) -> None:
-    """The section of the heading that was named, about the promise that was chosen."""
+    """The named heading's section, about the chosen promise, is photographed."""
     heading = "Risk at every threshold"
     pictures = [
         photographed_section(report, heading=heading, browser=find_browser(), promise=("textual", delta))

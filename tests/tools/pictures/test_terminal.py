@@ -9,7 +9,7 @@ from tools.pictures.terminal import drawn, printed
 
 
 def test_a_session_is_drawn() -> None:
-    """What was typed and printed stands in it, in its colours; nothing is fetched; equal sessions give equal files."""
+    """The picture has the typed and printed text in its colours, fetches nothing, and is equal for equal sessions."""
     session = [("calm-beam plan", "\x1b[30;48;2;255;255;204m one \x1b[0m<two>\n")]
     picture = drawn(session)
     assert picture == drawn(session)
@@ -23,7 +23,7 @@ def test_a_session_is_drawn() -> None:
 
 
 def test_commands_are_run(tmp_path: pathlib.Path) -> None:
-    """A command prints for eighty columns; one that fails ends it."""
+    """A command prints for eighty columns; one that fails raises an error."""
     flags = ["plan", "--delta=0.2", "--risk_guess=0.1", "--p_value=exact_binomial"]
     lines = printed(flags, cwd=str(tmp_path)).splitlines()
     assert any("exact_binomial" in line for line in lines)

@@ -14,7 +14,7 @@ _FULL = Point(confidence="", threshold=None, layers=8, quality=0.8, standard_err
 
 
 def test_the_table_of_the_command_is_drawn(tmp_path: pathlib.Path) -> None:
-    """What `evaluate --experiment=tradeoff` wrote is read, timed where it can be served, and drawn."""
+    """The table of `evaluate --experiment=tradeoff` is read, timed if it can be served, and drawn."""
     model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "v.model"))
     data = tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"input": "the cat sees {n}", "references": ["a dog"]}}\n' for n in range(4)))
@@ -33,7 +33,7 @@ def test_the_table_of_the_command_is_drawn(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_point_of_a_promise() -> None:
-    """It is that of the manifest's measure and of the entry's threshold."""
+    """A promise's point is that of the manifest's measure at the entry's threshold."""
     points = [
         Point(confidence=confidence, threshold=threshold, layers=4, quality=0.7, standard_error=0.01)
         for confidence, threshold in (("state", 0.8), ("softmax", 0.9), ("softmax", 0.8))
@@ -53,7 +53,7 @@ def test_the_point_of_a_promise() -> None:
 
 
 def test_equal_points_give_equal_plots(tmp_path: pathlib.Path) -> None:
-    """The file has no date and no random ids: it changes in the repository only when the figures do."""
+    """The plot's file has no date and no random ids, so it changes only when the figures do."""
     points = [
         Point(confidence="static", threshold=0.5, layers=4, quality=0.7, standard_error=0.01),
         Point(confidence="static", threshold=1.0, layers=8, quality=0.8, standard_error=0.01),

@@ -12,7 +12,7 @@ from tools.site.hooks import on_config, with_links_of_the_site
 
 
 def test_links_of_the_repository_become_links_of_the_site() -> None:
-    """A link leads to the page that a file has become, or to its copy; others, and code, stay as they are."""
+    """A link leads to the page made from a file, or to its copy; other links, and code, are unchanged."""
     text = "[a](../BENCHMARKS.md#losses) [b](../examples/web_service) [c](../setup.py) "
     same = "[d](data.md) [e](https://example.org) [f](#g)"
     assert with_links_of_the_site(text + same, "faq.md") == (
@@ -22,7 +22,7 @@ def test_links_of_the_repository_become_links_of_the_site() -> None:
 
 
 def test_links_of_pages_that_lie_elsewhere() -> None:
-    """Those of ARCHITECTURE.md and of examples are taken from where these files lie."""
+    """Links in ARCHITECTURE.md and in examples are resolved from the folders of these files."""
     assert with_links_of_the_site("[a](docs/data.md)", "architecture.md") == "[a](data.md)"
     assert with_links_of_the_site("[a](../../docs/data.md)", "examples/web_service.md") == "[a](../data.md)"
     assert with_links_of_the_site("[a](../../examples/calibrate.ipynb)", "how-to/x.md") == (
@@ -31,18 +31,18 @@ def test_links_of_pages_that_lie_elsewhere() -> None:
 
 
 def test_links_to_nothing_are_left_for_mkdocs_to_refuse() -> None:
-    """A link to a file that is not there stays, so that the strict build names it."""
+    """A link to a missing file is left unchanged, so that the strict build names it."""
     assert with_links_of_the_site("[a](../none.md)", "faq.md") == "[a](../none.md)"
 
 
 def test_examples_in_docstrings_become_blocks() -> None:
-    """Lines of an example, and what it prints, are code; what is around them is not."""
+    """Example lines in docstrings, and their output, become code; the text around them does not."""
     assert with_blocks("Adds.\n\n>>> add(1, 2)\n3\n\nMore.") == "Adds.\n\n```pycon\n>>> add(1, 2)\n3\n```\n\nMore."
     assert with_blocks("Nothing to show.") == "Nothing to show."
 
 
 def test_the_version_is_at_the_foot_and_sources_where_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows an address of them unless who builds the site says it."""
+    """The version is at the foot of pages; the sources' address is too if the build names it."""
     for address in ("", "https://example.org/calm-beam"):
         monkeypatch.setenv("REPOSITORY_URL", address)
         config = MkDocsConfig()
@@ -53,7 +53,7 @@ def test_the_version_is_at_the_foot_and_sources_where_they_are_known(monkeypatch
 
 
 def test_nothing_comes_from_elsewhere() -> None:
-    """No font, script or style of the site is fetched from a server."""
+    """The site fetches no font, script or style from a server."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert "\n  font: false\n" in text
     assert not re.search(r"https?://", text)

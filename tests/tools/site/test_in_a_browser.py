@@ -1,4 +1,4 @@
-"""The documentation site in a browser: what axe finds on pages of each kind, and that its search works from a disk."""
+"""The documentation site in a browser: axe on pages of each kind, and search without a server."""
 
 import pathlib
 import subprocess
@@ -13,7 +13,7 @@ from tests.calm_beam.report.browser import SeenPage, needs_browser, started_brow
 pytestmark = [pytest.mark.slow, *needs_browser]
 
 _ROOT = pathlib.Path(__file__).parents[3]
-# The door, code, wide tables, a tree of flags, what docstrings and a schema became, pictures.
+# README, code, wide tables, a tree of flags, docstrings, a schema, and pictures.
 _PAGES = (
     "index",
     "tutorials/embedded",
@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.mark.timeout(600)
 def test_pages_of_the_site(site: pathlib.Path) -> None:
-    """Neither by day nor by night, on a desktop or a phone, does axe find a violation."""
+    """Axe finds no violation in light or dark mode, on a desktop or a phone."""
     found: dict[str, list[str]] = {}
     with started_browser() as browser:
         for name in _PAGES:
@@ -54,7 +54,7 @@ def test_pages_of_the_site(site: pathlib.Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_search_works_from_a_disk(site: pathlib.Path) -> None:
-    """Without a server, and asking nothing of the network, a word leads to pages of the site; nothing goes wrong."""
+    """From the disk, without the network, a search finds pages of the site without an error."""
     with started_browser() as browser:
         seen = SeenPage(browser.new_page(viewport={"width": 1280, "height": 900}))
         seen.page.goto((site / "reference/flags/calibrate.html").as_uri())
@@ -69,7 +69,7 @@ def test_search_works_from_a_disk(site: pathlib.Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_pages_stay_in_their_box(site: pathlib.Path) -> None:
-    """On a desktop and on a phone no page of flags is wider than the window, and its foot tells the version."""
+    """On a desktop and on a phone no page of flags is wider than the window, and its foot has the version."""
     with started_browser() as browser:
         for width in (390, 1280):
             page = browser.new_page(viewport={"width": width, "height": 900})

@@ -7,7 +7,7 @@ from tools.site.schema import tables
 
 
 def test_every_key_has_a_row() -> None:
-    """No key of the schema is left out, however deep it is."""
+    """Every key of the schema, at any depth, has a row."""
     schema: Any = manifest_schema()
     keys = [key for each in (schema, *schema["$defs"].values()) for key in each["properties"]]
     rows = [line.split("`")[1] for line in tables().splitlines() if line.startswith("| `")]
@@ -16,7 +16,7 @@ def test_every_key_has_a_row() -> None:
 
 
 def test_what_a_key_may_be() -> None:
-    """Types, ranges, choices and definitions are told, and what may be left out."""
+    """Rows show types, ranges, choices, definitions, and whether a key may be left out."""
     text = tables()
     assert '| `schema` | `"calm-beam/manifest/v2"` |' in text
     assert '| `kind` | `"thresholds"`, `"settings"` |' in text

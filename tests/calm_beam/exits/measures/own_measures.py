@@ -1,4 +1,4 @@
-"""Confidence measures as a user would write them: all of each stands here."""
+"""Confidence measures as a user would write them, each complete in this file."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ def largest_logit(logits: jax.Array) -> jax.Array:
 
 
 def small_change(state: jax.Array, below: jax.Array) -> jax.Array:
-    """Returns how small the change of a state is beside it."""
+    """Returns a value that grows as the change of a state gets smaller relative to the state."""
     return 1 / (1 + jnp.linalg.norm(state - below, axis=-1) / jnp.linalg.norm(below, axis=-1))
 
 
@@ -35,7 +35,7 @@ def _change(state: jax.Array, below: jax.Array, layer: jax.Array) -> jax.Array:
     return jnp.where(layer > 1, small_change(state, below), jnp.float32(0.4))
 
 
-# Called as a built-in one, which it is not.
+# Has the name of a built-in measure, which it is not.
 CHANGE = Measure(name="state", meaning="small change, but after layer 1", needs=Need.STATES, confidence=_change)
 SCORE = Measure(
     name="score", meaning="squared score", needs=Need.CLASSIFIER, confidence=lambda score: jnp.square(score)
@@ -48,12 +48,12 @@ def of_nothing(anything: jax.Array) -> jax.Array:
 
 
 def of_one_number(logits: jax.Array) -> jax.Array:
-    """Forgets that there are rows."""
+    """Ignores that there are rows."""
     return jnp.max(logits)
 
 
 def breaks(logits: jax.Array) -> jax.Array:
-    """Fails."""
+    """Raises an error."""
     raise KeyError("missing")
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 @pytest.mark.parametrize("scale", [0.01, 1, 30])
 def test_it_is_one_less_the_relative_entropy(scale: float) -> None:
-    """The value is scipy's, in float64."""
+    """The measure is scipy's relative entropy in float64, subtracted from 1."""
     logits = np.random.default_rng(0).standard_normal((20, 97)) * scale
     entropy = scipy.stats.entropy(scipy.special.softmax(logits, axis=-1), axis=-1)
     found = entropy_confidence(jnp.asarray(logits, jnp.float32))
@@ -21,7 +21,7 @@ def test_it_is_one_less_the_relative_entropy(scale: float) -> None:
 
 
 def test_its_ends() -> None:
-    """Equal logits give 0, a certain token 1, two equal ones of many something in between; logits may be -inf."""
+    """Equal logits give 0, a certain token 1, two equal ones of many a value between; logits may be -inf."""
     logits = np.full((4, 64), -np.inf, np.float32)
     logits[0] = 3
     logits[1, 5] = 0

@@ -1,4 +1,4 @@
-"""Measures of the user's: one file each, and nothing else to touch."""
+"""A user's measure is one file, without changes elsewhere."""
 
 import dataclasses
 import hashlib
@@ -33,7 +33,7 @@ _STEPS = 6
     "name", sampled(["largest_logit", "small_change", "MARGIN", "CHANGE", "SCORE"], keep=(0, 2, 3, 4))
 )
 def test_swept_and_served_alike(name: str) -> None:
-    """A measure of the user's gives the same outputs in the sweep, the batch and the decoder of one prompt."""
+    """A user's measure gives the same outputs in the sweep, the batch and the decoder of one prompt."""
     rule = ExitRule(confidence=f"{_MODULE}:{name}")
     checkpoint = build_checkpoint(_CONFIG)
     sweep = Decoder(checkpoint, sweep_branches(rule, _THRESHOLDS, max_decode_length=_STEPS), max_input_length=16)
@@ -62,7 +62,7 @@ def test_swept_and_served_alike(name: str) -> None:
     ],
 )
 def test_what_is_no_measure(name: str, message: str) -> None:
-    """What cannot be used is refused in words, with what would be."""
+    """An invalid measure is refused with a clear message and what a valid one needs."""
     with pytest.raises(MeasureError, match=message):
         measure_named(name)
 
@@ -75,13 +75,13 @@ def test_what_is_no_measure(name: str, message: str) -> None:
     ],
 )
 def test_functions_that_fail(name: str, message: str) -> None:
-    """What a function does wrong is said with its name."""
+    """Errors of a function are reported with its name."""
     with pytest.raises(MeasureError, match=message):
         measure_named(f"{_MODULE}:{name}").confidence(jnp.zeros((2, 8)))
 
 
 def test_another_source_is_refused() -> None:
-    """A rule knows the file that it was calibrated with, and accepts no other under the same name."""
+    """A rule records the file of its measure, and accepts no other under the same name."""
     name = f"{_MODULE}:largest_logit"
     file = own_measures.__file__
     assert file is not None
@@ -97,7 +97,7 @@ def test_another_source_is_refused() -> None:
 
 
 def test_a_rule_imports_nothing() -> None:
-    """A name read from a file runs no code, until somebody decodes by it."""
+    """A name read from a file runs no code until it is used for decoding."""
     script = (
         "import sys; from calm_beam.exits.rule import ExitRule; "
         "rule = ExitRule(confidence='antigravity:f'); assert not rule.needs_full_model(); "
@@ -107,7 +107,7 @@ def test_a_rule_imports_nothing() -> None:
 
 
 def test_names() -> None:
-    """A user's own is `module:name`, and nothing else is."""
+    """A user's measure is named `module:name`, and no other is."""
     assert is_own("a.b:c")
     assert [name for name in ("softmax", "a:", ":b", "a:b:c", "a b:c", "../a:b", "a:b\n") if is_own(name)] == []
 
@@ -125,7 +125,7 @@ def test_its_tests_are_counted() -> None:
 
 
 def test_a_fingerprint_made_before_stands() -> None:
-    """Settings without a measure's own settings are fingerprinted as before there were any."""
+    """Settings without a measure's own settings keep their old fingerprints."""
     from calm_beam.decoding.settings import DecodeSettings
 
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=8, max_decode_length=4)
@@ -135,7 +135,7 @@ def test_a_fingerprint_made_before_stands() -> None:
 
 
 def test_a_file_alone_runs_no_code() -> None:
-    """A measure that a manifest names is imported only if the caller names the same; ours are no code."""
+    """A manifest's user measure is imported only if the caller names it too; built-in measures need no code."""
     check_may_run("softmax", named=())
     check_may_run("module:f", named=("softmax", "module:f"))
     with pytest.raises(MeasureError, match="--confidence=module:f"):
@@ -143,7 +143,7 @@ def test_a_file_alone_runs_no_code() -> None:
 
 
 def test_another_measure_than_the_manifests_is_refused() -> None:
-    """What the caller names is the measure of the manifest; one of ours need not be named."""
+    """A caller's measure must be the manifest's; a built-in one need not be named."""
     check_named("softmax", None)
     check_named("softmax", "softmax")
     check_named("module:f", "module:f")

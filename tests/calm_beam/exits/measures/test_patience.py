@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7])
 def test_shares(k: int) -> None:
-    """It is the share of the last k layers that predict this token; layers that are not there disagree."""
+    """Patience is the share of the last k layers that predict this token; missing layers count as disagreeing."""
     generator = np.random.default_rng(k)
     token = generator.integers(0, 3, 200).astype(np.int32)
     earlier = generator.integers(-1, 3, (200, k - 1)).astype(np.int32)
@@ -23,7 +23,7 @@ def test_shares(k: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 3, 10])
 def test_numpy_and_jax_agree_to_the_bit(k: int) -> None:
-    """The sweep asks on the host and the served decoder on the device: a threshold may be exactly such a share."""
+    """The sweep computes it on the host and the served decoder on the device; a threshold may equal such a share."""
     generator = np.random.default_rng(k)
     token = generator.integers(0, 2, 100).astype(np.int32)
     earlier = generator.integers(0, 2, (100, k - 1)).astype(np.int32)

@@ -28,14 +28,14 @@ def test_gap_and_maximum_equal_a_sorted_softmax(scale: float) -> None:
 
 
 def test_small_gaps_keep_their_digits() -> None:
-    """The gap of two nearly equal logits is accurate to float32, where a difference of probabilities would not be."""
+    """The gap of two nearly equal logits is accurate to float32, as a difference of probabilities would not be."""
     logits = jnp.array([[0.0, 3e-6, -40.0]], np.float32)
     np.testing.assert_allclose(softmax_gap(logits), np.tanh([3e-6 / 2]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("times", [2, 3, 8])
 def test_a_tie_at_the_top_has_no_gap(times: int) -> None:
-    """Where the largest logit occurs more than once, the gap is exactly 0 and the maximum is shared."""
+    """If the largest logit occurs more than once, the gap is exactly 0 and the maximum is shared."""
     logits = jnp.full((1, 8), -50.0, np.float32).at[0, :times].set(7.25)
     assert softmax_gap(logits).tolist() == [0.0]
     np.testing.assert_allclose(softmax_max(logits), np.array([1 / times]), rtol=1e-6)

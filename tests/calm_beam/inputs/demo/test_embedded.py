@@ -33,13 +33,13 @@ def test_the_embedded_files_are_small() -> None:
 
 
 def test_the_default_grid_is_in_testing_order() -> None:
-    """The default thresholds are what the fixed sequence test takes: distinct and descending."""
+    """The default thresholds are distinct and descending, as the fixed sequence test needs."""
     assert descending_grid(embedded.THRESHOLDS) == embedded.THRESHOLDS
 
 
 @pytest.mark.slow
 def test_training_never_saw_the_calibration_set(tmp_path: pathlib.Path) -> None:
-    """The committed set is what the generator writes, and none of its sentences is among those trained on."""
+    """The committed set is the generator's output, and none of its sentences is in the training data."""
     write_data(tmp_path, seed=SEED, training=TRAINING, validation=VALIDATION, calibration=CALIBRATION)
     committed = gzip.decompress(embedded.CALIBRATION_SET.read_bytes())
     assert committed == gzip.decompress((tmp_path / "calibration.jsonl.gz").read_bytes())

@@ -1,4 +1,4 @@
-"""Sweeps with known losses, and logs as frameworks of evaluation write them."""
+"""Sweeps with known losses, and logs in the formats of evaluation frameworks."""
 
 import csv
 import hashlib
@@ -19,7 +19,7 @@ _WRONG = (0.01, 0.03, 0.08, 0.3)
 
 
 def coin_rows(count: int, *, seed: int = 0, wrong: Sequence[float] = _WRONG) -> list[LossRow]:
-    """Returns losses of 0 and 1, the more the lower the setting; three groups, and clusters of four examples."""
+    """Returns losses of 0 and 1, more of them for lower settings; three groups, and clusters of four examples."""
     generator = np.random.default_rng(seed)
     return [
         LossRow(
@@ -75,13 +75,13 @@ def write_lm_eval(
     """Writes scores as lm-evaluation-harness 0.4 does with `--log_samples`, and returns the output folder.
 
     Args:
-      folder: Where to.
+      folder: Folder to write.
       scores: By filter, one per document.
       task: Name of the task.
       metric: Name of the metric.
       first: Number of the first document.
-      changed: Documents that are others than those of the same number elsewhere.
-      higher: What the results say of the metric; None for nothing.
+      changed: Documents that differ from those of the same number elsewhere.
+      higher: Direction of the metric in the results; None for no entry.
     """
     place = folder / "org__model"
     place.mkdir(parents=True)
@@ -125,11 +125,11 @@ def write_lighteval(
     """Writes scores as lighteval does with `--save-details`, and returns the output folder.
 
     Args:
-      folder: Where to.
+      folder: Folder to write.
       scores: One per document.
       metric: Name of the metric.
-      hard: Whether the questions are harder ones than elsewhere.
-      higher: What the results say of the metric; None for no results.
+      hard: Whether the questions are harder than elsewhere.
+      higher: Direction of the metric in the results; None for no results.
     """
     import pyarrow
     import pyarrow.parquet
@@ -174,13 +174,13 @@ def write_inspect(
     """Writes grades as a log of Inspect, `.eval` or `.json`, and returns the path.
 
     Args:
-      path: Where to.
+      path: File to write.
       grades: One per sample.
-      status: Of the evaluation.
-      epochs: How often each sample is there.
+      status: Status of the evaluation.
+      epochs: Number of epochs of each sample.
       scorer: Name of the scorer.
-      header: What else the header says.
-      sample: What else every sample says.
+      header: Further fields of the header.
+      sample: Further fields of every sample.
     """
     header = {
         "version": 2,
@@ -216,7 +216,7 @@ ZSTANDARD = 93
 
 
 def pack_in_zstandard(source: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    """Writes the members of a ZIP file once more, compressed as only later Pythons do it, and returns the path."""
+    """Rewrites the members of a ZIP file with the compression that only later Pythons support, and returns the path."""
     import pyarrow
 
     with zipfile.ZipFile(source) as plain, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as target:
@@ -224,7 +224,7 @@ def pack_in_zstandard(source: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
             content = plain.read(name)
             target.writestr(name, pyarrow.compress(content, codec="zstd", asbytes=True))
             info = target.infolist()[-1]
-            # What the directory says of a member: its way of compression, checksum and size.
+            # The directory's fields of a member: its compression, checksum and size.
             info.compress_type, info.CRC, info.file_size = ZSTANDARD, zlib.crc32(content), len(content)
     return path
 
@@ -241,11 +241,11 @@ def write_helm(
     """Writes scores as HELM's `per_instance_stats.json`, and returns the folder.
 
     Args:
-      folder: Where to.
+      folder: Folder to write.
       scores: One per instance.
       metric: Name of the statistic.
-      asked: With what every question begins, in `scenario_state.json`; None for no such file.
-      higher: What the schema of the suite says of the metric; None for no schema.
+      asked: Beginning of every question in `scenario_state.json`; None for no such file.
+      higher: Direction of the metric in the suite's schema; None for no schema.
       changes: Keys of the entries, changed.
     """
     place = folder / "gsm:model=org_model"

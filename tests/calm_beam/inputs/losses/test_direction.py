@@ -1,4 +1,4 @@
-"""Which scores are better: as logs, files beside them, a flag or a name say."""
+"""The direction of scores, from logs, files next to them, a flag or a name."""
 
 import json
 import pathlib
@@ -26,13 +26,13 @@ def _scores(place: pathlib.Path, metric: str) -> RunScores:
 @pytest.mark.parametrize("higher", [True, False])
 @pytest.mark.parametrize("framework", _WRITERS)
 def test_frameworks_say_it(framework: str, higher: bool, tmp_path: pathlib.Path) -> None:
-    """Results, configurations and schemas beside a log are read, whichever of the two they say."""
+    """Results, configurations and schemas next to a log are read, with either direction."""
     place = _WRITERS[framework](tmp_path / "run", higher)
     assert _scores(place, "shown").higher_is_better is higher
 
 
 def test_where_nothing_is_said(tmp_path: pathlib.Path) -> None:
-    """Without such a file, or where it does not name the metric, a log says nothing."""
+    """Without such a file, or if it does not name the metric, a log has no direction."""
     assert _scores(write_lm_eval(tmp_path / "a", {"none": [1.0]}), "exact_match").higher_is_better is None
     assert _scores(write_lighteval(tmp_path / "b", [1.0], higher=True), "em").higher_is_better is None
     assert _scores(write_helm(tmp_path / "c", [1.0], higher=True), "num_references").higher_is_better is None
@@ -56,7 +56,7 @@ def test_other_forms_of_the_same(tmp_path: pathlib.Path) -> None:
 
 
 def test_results_of_another_day(tmp_path: pathlib.Path) -> None:
-    """Without results of its date, a log is read by those of others beside it, if they agree."""
+    """Without results of its date, a log has the direction of other results next to it, if they agree."""
     place = write_lm_eval(tmp_path / "a", {"none": [1.0]}, metric="shown", higher=False)
     (results,) = place.rglob("results_*.json")
     other = results.rename(results.with_name("results_2026-02-01T00-00-00.000000.json"))
@@ -72,7 +72,7 @@ def test_results_of_another_day(tmp_path: pathlib.Path) -> None:
 
 
 def test_grades_say_it(tmp_path: pathlib.Path) -> None:
-    """Where all scores of Inspect are C, P, I or N, correct is better; a yes may be good or bad."""
+    """If all of Inspect's scores are C, P, I or N, correct is better; a yes may be good or bad."""
     assert _scores(write_inspect(tmp_path / "a.eval", ["C", "I", "P", "N"], scorer="x"), "x").higher_is_better is True
     assert _scores(write_inspect(tmp_path / "b.eval", ["C", 0.5], scorer="x"), "x").higher_is_better is None
     assert _scores(write_inspect(tmp_path / "c.json", ["yes", "no"], scorer="x"), "x").higher_is_better is None
@@ -98,12 +98,12 @@ def test_grades_say_it(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_known_names(metric: str, known: str | None) -> None:
-    """A name is known as a whole, without filter, scorer and parameters, or it is not."""
+    """A name is known as a whole, without filter, scorer and parameters, or not at all."""
     assert known_direction(metric) == known
 
 
 def test_who_is_believed() -> None:
-    """Logs before the flag, which must not contradict them; then the flag, then the name; nothing is assumed."""
+    """Logs precede the flag, which must not contradict them; then the flag, then the name; nothing is assumed."""
     assert settled_direction("accuracy", said={"log": False}, asked=None) == "lower"
     assert settled_direction("quality", said={"log": True}, asked="higher") == "higher"
     assert settled_direction("toxicity", said={}, asked="higher") == "higher"
@@ -117,7 +117,7 @@ def test_who_is_believed() -> None:
 
 
 def test_losses_of_lower_scores(tmp_path: pathlib.Path) -> None:
-    """Where lower is better the loss is the candidate's score minus the baseline's, and no digit is rounded away."""
+    """If lower is better the loss is the candidate's score minus the baseline's, without rounding."""
     baseline = _scores(write_helm(tmp_path / "a", [0.05, 0.6, 0.3], metric="toxicity"), "toxicity")
     run = Run.found(f"int8={write_helm(tmp_path / 'b', [0.6, 0.05, 0.3], metric='toxicity')}", task=None)
     scores = RunScores.read(run, metric="toxicity")
@@ -130,7 +130,7 @@ def test_losses_of_lower_scores(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_candidate_that_says_the_opposite(tmp_path: pathlib.Path) -> None:
-    """Runs that were scored the other way round are not compared."""
+    """Runs with opposite directions are not compared."""
     baseline = _scores(write_inspect(tmp_path / "a.eval", [1, 0], scorer="x"), "x")
     run = Run.found(str(write_inspect(tmp_path / "b.eval", ["C", "I"], scorer="x")), task=None)
     pairs = [(run, RunScores.read(run, metric="x"))]

@@ -1,4 +1,4 @@
-"""Logs that are not as frameworks write them: each ends `certify` with clear words, and nothing is written."""
+"""Malformed logs end `certify` with clear messages, and nothing is written."""
 
 import dataclasses
 import gzip
@@ -31,12 +31,12 @@ _Spoil = Callable[[pathlib.Path], object]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Framework:
-    """How a log of a framework is written.
+    """The log format of a framework.
 
     Attributes:
-      write: Writes one into a folder, and returns what is given to `certify`.
-      log: Its name, as a glob below the folder.
-      metric: What is compared.
+      write: Writes one into a folder, and returns the path for `certify`.
+      log: Name of its log, as a glob below the folder.
+      metric: Name of the compared metric.
     """
 
     write: Callable[[pathlib.Path], pathlib.Path]
@@ -68,7 +68,7 @@ _FRAMEWORKS = {
 
 
 def _line(**changes: Any) -> _Spoil:
-    """Returns what changes keys of the second line; None takes one away."""
+    """Returns a function that changes keys of the second line; None removes one."""
 
     def spoil(path: pathlib.Path) -> None:
         lines = path.read_text().splitlines()
@@ -83,7 +83,7 @@ _GONE = object()
 
 
 def _text(old: str, new: str) -> _Spoil:
-    """Returns what replaces a text of the file, once."""
+    """Returns a function that replaces a text of the file, once."""
     return lambda path: path.write_text(path.read_text().replace(old, new, 1))
 
 
@@ -96,7 +96,7 @@ def _cut(count: int) -> _Spoil:
 
 
 def _beside(name: str, content: object, *, up: int = 0) -> _Spoil:
-    """Returns what writes a file beside the log, or so many folders above."""
+    """Returns a function that writes a file next to the log, or the given number of folders above."""
 
     def spoil(path: pathlib.Path) -> None:
         place = [path.parent, *path.parent.parents][up]
@@ -107,7 +107,7 @@ def _beside(name: str, content: object, *, up: int = 0) -> _Spoil:
 
 
 def _member(name: str, change: Callable[[Any], Any], *, method: int = zipfile.ZIP_DEFLATED) -> _Spoil:
-    """Returns what changes the value in a member of a ZIP file; a change to None takes the member away."""
+    """Returns a function that changes the value in a member of a ZIP file; a change to None removes the member."""
 
     def spoil(path: pathlib.Path) -> None:
         with zipfile.ZipFile(path) as source:
@@ -130,7 +130,7 @@ def _header(**changes: Any) -> _Spoil:
 
 
 def _directory(field: str, place: int, value: int, *, entry: int = 2) -> _Spoil:
-    """Returns what sets a field of an entry of a ZIP file's directory, at a place in that entry."""
+    """Returns a function that sets a field of an entry of a ZIP file's directory, at a place in that entry."""
 
     def spoil(path: pathlib.Path) -> None:
         content = bytearray(path.read_bytes())
@@ -154,7 +154,7 @@ def _zstandard(then: _Spoil) -> _Spoil:
 
 
 def _log(**changes: Any) -> _Spoil:
-    """Returns what changes keys of a log of Inspect in JSON."""
+    """Returns a function that changes keys of a log of Inspect in JSON."""
     return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
@@ -164,12 +164,12 @@ def _twice(path: pathlib.Path) -> None:
 
 
 def _entries(change: Callable[[list[dict[str, Any]]], Any]) -> _Spoil:
-    """Returns what changes the list of HELM's statistics."""
+    """Returns a function that changes the list of HELM's statistics."""
     return lambda path: path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
 def _stat(**changes: Any) -> _Spoil:
-    """Returns what changes the first statistic of the second instance."""
+    """Returns a function that changes the first statistic of the second instance."""
 
     def change(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         rows[1]["stats"][0].update(changes)
@@ -183,7 +183,7 @@ def _entry(**changes: Any) -> _Spoil:
 
 
 def _details(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> _Spoil:
-    """Returns what changes the rows of lighteval's details."""
+    """Returns a function that changes the rows of lighteval's details."""
 
     def spoil(path: pathlib.Path) -> None:
         rows = change(pyarrow.parquet.read_table(path).to_pylist())
@@ -193,7 +193,7 @@ def _details(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> 
 
 
 def _each(**changes: Any) -> _Spoil:
-    """Returns what changes columns of every row."""
+    """Returns a function that changes columns of every row."""
     return _details(lambda rows: [{**row, **changes} for row in rows])
 
 
@@ -215,7 +215,7 @@ def _half_gzip(path: pathlib.Path) -> None:
     path.unlink()
 
 
-# Compressed, they have another name, so that the folder is given.
+# Compressed files have another name, so the folder is given.
 _RENAMED = (_gzip_that_is_none, _half_gzip)
 
 _CASES: Mapping[str, tuple[tuple[str, _Spoil, str], ...]] = {
@@ -443,7 +443,7 @@ def test_malformed_logs(
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One line says which log is wrong, and where; nothing is written."""
+    """One line names the malformed log and the place of its error; nothing is written."""
     kind = _FRAMEWORKS[framework]
     whole, other = tmp_path / "whole", tmp_path / "other"
     for folder in (whole, other):

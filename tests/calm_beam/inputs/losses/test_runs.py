@@ -1,4 +1,4 @@
-"""Scores as frameworks of evaluation log them, and the losses of candidates against a baseline."""
+"""Scores in logs of evaluation frameworks, and the losses of candidates against a baseline."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def _by_number(scores: RunScores) -> list[float]:
 
 
 def test_every_framework(tmp_path: pathlib.Path) -> None:
-    """The folder or the file of a run is enough: framework, log, task and a single metric are found."""
+    """From a run's folder or file, framework, log, task and a single metric are found."""
     lm_eval = write_lm_eval(tmp_path / "lm_eval", {"none": _SCORES})
     lighteval = write_lighteval(tmp_path / "lighteval", _SCORES)
     inspect = write_inspect(tmp_path / "log.eval", ["C", "I", 1, "P"])
@@ -56,7 +56,7 @@ def test_every_framework(tmp_path: pathlib.Path) -> None:
 
 
 def test_filters_are_parts_of_metrics(tmp_path: pathlib.Path) -> None:
-    """Several filters of the harness are several metrics, called as in its results."""
+    """Several filters of the harness are several metrics, named as in its results."""
     place = write_lm_eval(tmp_path / "run", {"strict-match": [1.0, 0.0], "flexible-extract": [1.0, 1.0]})
     assert _by_number(_read(place, metric="exact_match,strict-match")) == [1, 0]
     with pytest.raises(LossesError, match=r"name the metric .* exact_match,strict-match; exact_match,flexible-extract"):
@@ -68,7 +68,7 @@ def test_filters_are_parts_of_metrics(tmp_path: pathlib.Path) -> None:
 
 
 def test_samples_in_zstandard(tmp_path: pathlib.Path) -> None:
-    """Members that Inspect compresses as only later Pythons can read are read too, and compared with their checksum."""
+    """Members of Inspect's logs in Zstandard, which only later Pythons support, are read and checked."""
     plain = write_inspect(tmp_path / "plain.eval", ["C", "I"])
     path = pack_in_zstandard(plain, tmp_path / "log.eval")
     assert _by_number(_read(path)) == [1, 0]
@@ -81,7 +81,7 @@ def test_samples_in_zstandard(tmp_path: pathlib.Path) -> None:
 
 
 def test_logs_that_cannot_be_trusted(tmp_path: pathlib.Path) -> None:
-    """Unfinished evaluations, epochs, perturbations, cut files and scores that are no shares are refused."""
+    """Unfinished evaluations, epochs, perturbations, cut files and scores outside [0, 1] are refused."""
     with pytest.raises(LossesError, match="the evaluation's status is 'error', so samples may be missing"):
         _read(write_inspect(tmp_path / "a.eval", ["C"], status="error"))
     with pytest.raises(LossesError, match="sample '0' has several epochs, which are not independent draws"):
@@ -103,7 +103,7 @@ def test_logs_that_cannot_be_trusted(tmp_path: pathlib.Path) -> None:
 
 
 def test_statistics_of_one_name(tmp_path: pathlib.Path) -> None:
-    """HELM's statistics of one name are told apart by what else they say; where nothing does, they are refused."""
+    """HELM's statistics of one name are distinguished by their other fields; equal ones are refused."""
 
     def stat(score: float, **name: object) -> dict[str, object]:
         return {"name": {"name": "exact_match", **name}, "count": 1, "sum": score}
@@ -153,7 +153,7 @@ def test_which_log(tmp_path: pathlib.Path) -> None:
 
 
 def test_losses_against_a_baseline(tmp_path: pathlib.Path) -> None:
-    """The loss is the baseline's score minus the candidate's, or what is positive of it."""
+    """The loss is the baseline's score minus the candidate's, or its positive part."""
     baseline = _read(write_lm_eval(tmp_path / "base", {"none": [1.0, 0.0, 1.0]}))
     run = Run.found(f"int8={write_lm_eval(tmp_path / 'int8', {'none': [1.0, 1.0, 0.0]})}", task=None)
     scores = RunScores.read(run, metric=None)
@@ -179,7 +179,7 @@ def test_ids_have_to_agree(tmp_path: pathlib.Path) -> None:
 
 
 def test_withdrawn_logs(tmp_path: pathlib.Path) -> None:
-    """A log of Inspect that was invalidated, as a whole or in a sample, or lacks samples is refused."""
+    """Inspect's logs are refused if they, or a sample, were invalidated, or if samples are missing."""
     withdrawn = {"timestamp": "2026-02-01T00:00:00Z", "author": "me", "reason": "leaked"}
     for name in ("log.eval", "log.json"):
         with pytest.raises(LossesError, match="the log was invalidated, as its header says"):
@@ -203,7 +203,7 @@ _INSPECT_ASKED: list[tuple[dict[str, object], dict[str, object], bool]] = [
     ({"input": "q", "target": "1"}, {"input": "q", "target": "2"}, False),
     ({"input": "q", "choices": ["a", "b"]}, {"input": "q", "choices": ["b", "a"]}, False),
     ({"input": _messages("hard")}, {"input": _messages("easy")}, False),
-    # Ids of messages are drawn anew in every run, and a text may stand in a list of parts or among attachments.
+    # Ids of messages are drawn again in every run, and a text may be in a list of parts or among attachments.
     ({"input": _messages("q", id="x1")}, {"input": _messages("q", id="y2")}, True),
     ({"input": _messages("q")}, {"input": _messages([{"type": "text", "text": "q"}])}, True),
     ({"input": "q"}, {"input": "attachment://5f", "attachments": {"5f": "q"}}, True),
@@ -215,7 +215,7 @@ _INSPECT_ASKED: list[tuple[dict[str, object], dict[str, object], bool]] = [
 def test_what_inspect_asked(
     ours: dict[str, object], theirs: dict[str, object], is_same: bool, tmp_path: pathlib.Path
 ) -> None:
-    """Samples of one id are compared by input, choices and target, and by nothing that every run draws anew."""
+    """Samples of one id are compared by input, choices and target, and by no field that changes between runs."""
     first, second = (
         _read(write_inspect(tmp_path / f"{name}.eval", ["C"], sample=sample)).contents
         for name, sample in (("a", ours), ("b", theirs))
@@ -225,7 +225,7 @@ def test_what_inspect_asked(
 
 
 def test_hard_questions_are_not_easy_ones(tmp_path: pathlib.Path) -> None:
-    """Question 7 of one data set is not question 7 of another, in every framework that logs what was asked."""
+    """Equal ids with different questions are refused, in every framework that logs the questions."""
 
     def pair(logs: Sequence[pathlib.Path], metric: str | None = None) -> None:
         one, other = logs
@@ -259,7 +259,7 @@ def test_hard_questions_are_not_easy_ones(tmp_path: pathlib.Path) -> None:
 
 
 def test_both_forms_of_helm(tmp_path: pathlib.Path) -> None:
-    """Instances of early versions, whose input is a text, and the list that later ones write are the same questions."""
+    """The text input of early versions and the list of later ones are the same questions."""
     place = write_helm(tmp_path / "a", [1.0, 0.0], asked="")
     (states,) = place.rglob("scenario_state.json")
     contents = _read(place, metric="exact_match").contents
@@ -280,7 +280,7 @@ def _early(reference: dict[str, dict[str, str]]) -> dict[str, object]:
 
 
 def test_an_object_that_is_no_json(tmp_path: pathlib.Path) -> None:
-    """A document with a picture, which a framework writes with its place in memory, is the same in every run."""
+    """A document with a picture, which a framework writes with its memory address, is the same in every run."""
     first, second = (
         digest_of_asked({"image": f"<PIL.PngImage mode=RGB size=8x8 at {place}>"}) for place in ("0x7f01", "0x7Fa2")
     )
@@ -298,7 +298,7 @@ def test_an_object_that_is_no_json(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_clusters_of_logs(write: Callable[[pathlib.Path], pathlib.Path], key: str, tmp_path: pathlib.Path) -> None:
-    """The passage of a question is found in every framework's record of an example, and goes with its loss."""
+    """The passage of a question is read from every framework's record of an example, and belongs to its loss."""
     run = Run.found(f"int8={write(tmp_path / 'run')}", task=None)
     metric = {"lighteval": "acc", "HELM": "exact_match"}.get(run.format.name)
     scores = RunScores.read(run, metric=metric, cluster_key=key)
@@ -315,12 +315,12 @@ def test_clusters_of_logs(write: Callable[[pathlib.Path], pathlib.Path], key: st
 
 
 def test_clusters_need_their_file(tmp_path: pathlib.Path) -> None:
-    """Where HELM's log has no file beside it that says what was asked, clusters are refused."""
+    """If HELM's log lacks the file with the questions, clusters are refused."""
     run = Run.found(str(write_helm(tmp_path / "run", [1.0])), task=None)
     with pytest.raises(LossesError, match=r"is looked for in instances\.json or scenario_state\.json beside it"):
         RunScores.read(run, metric="exact_match", cluster_key="extra_data.passage")
 
 
 def test_names_in_messages() -> None:
-    """The first few names are shown, and how many there are."""
+    """The first few names are shown, with their total."""
     assert named([str(index) for index in range(1200)], "id") == "1,200 ids ('0', '1', '2', '3', '4', ...)"

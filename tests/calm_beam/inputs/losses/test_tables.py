@@ -1,4 +1,4 @@
-"""Losses in CSV, JSON lines and Parquet, and what is said of files that hold none."""
+"""Losses in CSV, JSON lines and Parquet, and errors for files without any."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ def _write(path: pathlib.Path, text: str) -> str:
 
 
 def test_all_formats_give_the_same_rows(tmp_path: pathlib.Path) -> None:
-    """The same table as CSV, JSON lines and Parquet, also compressed, is read as the same losses."""
+    """The same table as CSV, JSON lines and Parquet, also compressed, gives the same losses."""
     rows = coin_rows(20)
     values = [row_values(row) for row in rows]
     lines = "".join(json.dumps(value) + "\n" for value in values)
@@ -39,13 +39,13 @@ def test_all_formats_give_the_same_rows(tmp_path: pathlib.Path) -> None:
 
 
 def test_columns_that_nobody_asks_for_are_not_read(tmp_path: pathlib.Path) -> None:
-    """Without keys of groups and clusters a row has neither; a cost that is not there is none."""
+    """Without keys of groups and clusters a row has neither; a missing cost is None."""
     path = _write(tmp_path / "a.csv", "\ufeffsetting,loss,id,note\n0.9,0.25,7,x\n")
     assert list(read_rows(path, RowReading())) == [LossRow("7", "0.9", 0.25)]
 
 
 def test_numbers_are_names_too(tmp_path: pathlib.Path) -> None:
-    """Ids and settings that are numbers in JSON are called as JSON writes them."""
+    """Ids and settings that are numbers in JSON have their JSON text as names."""
     path = _write(tmp_path / "a.jsonl", '{"id": 3, "setting": 0.5, "loss": 1}\n{"id": 4, "setting": 2, "loss": 0}\n')
     assert [(row.id, row.setting) for row in read_rows(path, RowReading())] == [("3", "0.5"), ("4", "2")]
 
@@ -93,20 +93,20 @@ _GOOD = "id,setting,loss\n"
     ],
 )
 def test_what_is_no_table_of_losses(tmp_path: pathlib.Path, name: str, text: str, message: str) -> None:
-    """What is wrong is named with file and row."""
+    """Errors have file and row."""
     path = _write(tmp_path / name, text)
     with pytest.raises(LossesError, match=message):
         list(read_rows(path, RowReading()))
 
 
 def test_ids_that_are_no_float(tmp_path: pathlib.Path) -> None:
-    """An integer that is too large for a float is a name as well."""
+    """An integer that is too large for a float may be a name."""
     path = _write(tmp_path / "a.jsonl", f'{{"id": {10**400}, "setting": 5, "loss": 0}}\n')
     assert next(read_rows(path, RowReading())).id == str(10**400)
 
 
 def test_dates_that_python_lacks(tmp_path: pathlib.Path) -> None:
-    """A date far beyond the year 9999 in the place of an id is damage, said so."""
+    """A date far beyond the year 9999 in place of an id is reported as damage."""
     column = pyarrow.array([2**31 - 1], pyarrow.int32()).cast(pyarrow.date32())
     table = pyarrow.table({"id": column, "setting": ["x"], "loss": [0.0]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
@@ -115,7 +115,7 @@ def test_dates_that_python_lacks(tmp_path: pathlib.Path) -> None:
 
 
 def test_long_cells(tmp_path: pathlib.Path) -> None:
-    """A column that nobody reads may hold a book."""
+    """An unused column may hold a book."""
     path = _write(tmp_path / "a.csv", f"id,setting,loss,prompt\n1,x,0,{'b' * 200_000}\n")
     assert next(read_rows(path, RowReading())).loss == 0
 
@@ -146,7 +146,7 @@ def test_files_that_cannot_be_losses(tmp_path: pathlib.Path, name: str, message:
 
 @pytest.mark.parametrize("value", [float("inf"), [1], None, {}])
 def test_costs_of_parquet_are_checked(tmp_path: pathlib.Path, value: Any) -> None:
-    """A null is no cost; what is no number is an error."""
+    """A null is no cost; a value that is not a number is an error."""
     path = tmp_path / "a.parquet"
     row = {"id": "1", "setting": "x", "loss": 0.0, "cost": value}
     if value == {}:

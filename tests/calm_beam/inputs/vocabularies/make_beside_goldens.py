@@ -1,4 +1,4 @@
-"""Makes `beside_goldens/`: folders of tokenizers that differ in the files beside them, and the ids of transformers.
+"""Makes `beside_goldens/`: tokenizer folders that differ in their further files, and the ids of transformers.
 
 Needs transformers, which the project itself never does. Each version adds its ids to those of the other: made with
 4.57.6 and 5.24.0, the first of which makes the T5's files, too:
@@ -56,7 +56,7 @@ def _plain(content: str, **flags: bool) -> dict[str, Any]:
 
 
 def _additions(first: int, eos: tuple[int, str]) -> dict[str, dict[str, Any]]:
-    """Returns forms in which files name tokens, by the name of the case: contents of files by their names."""
+    """Returns the forms in which files name tokens, by the name of the case: contents of files by their names."""
     decoder = {str(eos[0]): _plain(eos[1])}
     forms: dict[str, tuple[Any, Any, Any]] = {
         "nothing": ({}, None, None),
@@ -127,9 +127,9 @@ def _additions(first: int, eos: tuple[int, str]) -> dict[str, dict[str, Any]]:
 
 
 def cases() -> list[dict[str, Any]]:
-    """Returns all folders: `name`, `base` (whose files are there), and `files` that are changed or added.
+    """Returns all folders: `name`, `base` (whose files are copied), and `files` that are changed or added.
 
-    Fields of `tokenizer_config.json` and of `tokenizer.json` replace those of the base; None takes one out.
+    Fields of `tokenizer_config.json` and of `tokenizer.json` replace those of the base; None removes one.
     """
     found: list[dict[str, Any]] = []
     for base, eos in (("mistral", (2, "</s>")), ("qwen", (332, "<|im_end|>"))):
@@ -170,7 +170,7 @@ def cases() -> list[dict[str, Any]]:
 
 
 def around(ids: Sequence[int]) -> list[list[int]]:
-    """Returns bos and eos of the ids of `AROUND`, if they are there. The rest is left to classes, in version 5."""
+    """Returns bos and eos in the ids of `AROUND`, if they are there. Version 5 leaves the rest to classes."""
     return [[index for index in ids[:1] if index == 1], [index for index in ids[-1:] if index == 2]]
 
 
@@ -222,7 +222,7 @@ def _make_t5(folder: pathlib.Path, added: tuple[str, ...], **settings: Any) -> N
 
 
 def main() -> None:
-    """Adds the ids of the version that is installed."""
+    """Adds the ids of the installed version."""
     import transformers
 
     version = transformers.__version__

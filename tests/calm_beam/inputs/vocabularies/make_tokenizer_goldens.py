@@ -1,4 +1,4 @@
-"""Makes `tokenizer_goldens/`: tokenizers and chat templates of four families, and what transformers makes of them.
+"""Makes `tokenizer_goldens/`: tokenizers and chat templates of four families, with the ids and texts of transformers.
 
 Texts and templates are our own. Needs transformers, which the project itself never does; made with version 5.23 and
 tokenizers 0.23:
@@ -12,7 +12,7 @@ from typing import Any
 
 FOLDER = pathlib.Path(__file__).with_name("tokenizer_goldens")
 
-# What the tokenizers are trained on, and encode.
+# The texts on which the tokenizers are trained, and which they encode.
 TEXTS = (
     "The small boat crossed the river before the storm, and nobody saw it leave.",
     "A baker sells three loaves of bread; two of them are still warm!",
@@ -122,7 +122,7 @@ def main() -> None:
         folder = FOLDER / name
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-        # Templates stand in a file of their own, or in the config.
+        # Templates are in a file of their own, or in the config.
         if name == "qwen":
             (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
         else:
@@ -206,7 +206,7 @@ def _mistral() -> tuple[Any, dict[str, Any], str]:
         vocab_size=420, special_tokens=["<unk>", "<s>", "</s>", *every_byte], show_progress=False, max_token_length=9
     )
     tokenizer.train_from_iterator(TEXTS, trainer)
-    # Bytes are no special tokens.
+    # Bytes are not special tokens.
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < 3]
     tokenizer = Tokenizer.from_str(json.dumps(content))
@@ -217,7 +217,7 @@ def _mistral() -> tuple[Any, dict[str, Any], str]:
 
 
 def _zephyr() -> tuple[Any, dict[str, Any], str]:
-    """Returns pieces of T5's kind, whose tokenizer ends every prompt and has sentinels."""
+    """Returns pieces as T5 has them, for a tokenizer that ends every prompt and has sentinels."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.Unigram())

@@ -1,4 +1,4 @@
-"""Files beside a tokenizer against what transformers makes of them: `make_beside_goldens.py` stored its ids."""
+"""Files next to a tokenizer are read as by transformers, whose ids `make_beside_goldens.py` stored."""
 
 import json
 import pathlib
@@ -22,7 +22,7 @@ _CASES = {case["name"]: case for case in cases()}
 _IDS = json.loads(EXPECTED.read_text(encoding="utf-8"))
 # Ids agree there, but one version drops the token from texts and the other does not.
 _REFUSED = {"qwen: added and special"}
-# In folders of T5, what stands beside an added token differs: docs/tutorials/hugging-face.md says which is followed.
+# In T5 folders, spaces next to an added token differ: docs/tutorials/hugging-face.md says which version is followed.
 _FOLLOWED = {
     "t5_added: whole": "4",
     "t5_glued: whole": "4",
@@ -33,7 +33,7 @@ _FOLLOWED = {
 
 
 def _kind(name: str) -> str:
-    """Returns which versions can read a folder and agree."""
+    """Returns which versions can read a folder, and whether they agree."""
     older, newer = _IDS[name]["4"], _IDS[name]["5"]
     if name in _FOLLOWED:
         return "followed"
@@ -55,7 +55,7 @@ def _found(name: str, folder: pathlib.Path) -> Any:
 
 
 def test_the_matrix_is_whole() -> None:
-    """Every case has ids of both versions, and there are many that agree, and many that do not."""
+    """Every case has ids of both versions, many of which agree, and many of which do not."""
     assert _IDS.keys() == _CASES.keys()
     assert all(ids.keys() == {"4", "5"} for ids in _IDS.values())
     assert (len(_NAMES["read"]), len(_NAMES["parted"]), _NAMES["unread"]) == (154, 90, [])
@@ -63,14 +63,14 @@ def test_the_matrix_is_whole() -> None:
 
 @pytest.mark.parametrize("name", _NAMES["read"])
 def test_ids_are_those_of_transformers(name: str, tmp_path: pathlib.Path) -> None:
-    """Where both versions agree, or only one can read the folder, ids are theirs."""
+    """If both versions agree, or only one can read the folder, ids are theirs."""
     older, newer = _IDS[name]["4"], _IDS[name]["5"]
     assert _found(name, tmp_path) == (older if isinstance(older, list) else newer)
 
 
 @pytest.mark.parametrize("name", _NAMES["parted"])
 def test_where_versions_part_the_folder_is_refused(name: str, tmp_path: pathlib.Path) -> None:
-    """The message names both versions, and what they make of it."""
+    """If versions differ, the folder is refused with both versions and their ids."""
     with pytest.raises(
         VocabularyError, match=r"transformers 4\.57 (puts|and 5 treat) .*(transformers 5 puts|version 5)"
     ):
@@ -79,13 +79,13 @@ def test_where_versions_part_the_folder_is_refused(name: str, tmp_path: pathlib.
 
 @pytest.mark.parametrize(("name", "version"), _FOLLOWED.items())
 def test_around_added_tokens_of_a_t5_one_version_is_followed(name: str, version: str, tmp_path: pathlib.Path) -> None:
-    """`tokenizer.json` is followed as it is, and `spiece.model` alone is read as version 5 does."""
+    """`tokenizer.json` is followed unchanged, and `spiece.model` alone is read as in version 5."""
     assert _IDS[name]["4"] != _IDS[name]["5"]
     assert _found(name, tmp_path) == _IDS[name][version]
 
 
 def test_a_sentinel_glued_to_a_word(tmp_path: pathlib.Path) -> None:
-    """Folders of transformers find it; T5X's checkpoints have seqio's way, by which it must begin a word."""
+    """A sentinel inside a word is found in folders of transformers; in T5X's, as in seqio, it must begin a word."""
     model = FOLDER / "t5" / "spiece.model"
     theirs = Vocabulary(model, extra_ids=5)
     (tmp_path / "sentencepiece.model").write_bytes(model.read_bytes())
@@ -107,13 +107,13 @@ def test_a_sentinel_glued_to_a_word(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_special_tokens_are_found_anywhere(text: str, expected: list[int]) -> None:
-    """At the beginning and end, side by side, and control pieces; a number that has no sentinel is text."""
+    """Special tokens are found at the ends, next to each other, and as control pieces; unknown ones are text."""
     ids = Vocabulary(FOLDER / "t5" / "spiece.model", extra_ids=5).encode(text)
     assert [index for index in ids if index in (0, 1, *range(90, 95)) or (index == 2 and "<unk>" in text)] == expected
 
 
 def test_added_tokens_are_text() -> None:
-    """What a folder adds comes back as it was, and is counted in the size."""
+    """A folder's added tokens decode unchanged, and are counted in the size."""
     vocabulary = open_vocabulary(write_added := FOLDER / "t5_added" / "spiece.model")
     assert (vocabulary.size, write_added.name) == (98, "spiece.model")
     ids = vocabulary.encode("a {river} is < cold")
@@ -134,7 +134,7 @@ def test_added_tokens_are_text() -> None:
     ],
 )
 def test_added_tokens_of_other_models_are_refused(added: Any, message: str, tmp_path: pathlib.Path) -> None:
-    """Ids that are not theirs are named; they would be another model's."""
+    """Ids of added tokens that belong to another model are refused by name."""
     (tmp_path / "spiece.model").write_bytes((FOLDER / "t5" / "spiece.model").read_bytes())
     (tmp_path / "added_tokens.json").write_text(json.dumps(added))
     with pytest.raises(VocabularyError, match=message):
@@ -165,7 +165,7 @@ def test_other_numbers_of_unknown_pieces(name: str, numbers: dict[str, Any], tmp
 
 
 def test_an_empty_model_is_said_to_be_empty(tmp_path: pathlib.Path) -> None:
-    """Nothing else can be said of it."""
+    """An empty model is reported as empty."""
     for name in ("spiece.model", "sentencepiece.model"):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(VocabularyError, match=rf"vocabulary .*{name}: the file is empty"):

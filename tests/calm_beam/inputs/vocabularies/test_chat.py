@@ -1,4 +1,4 @@
-"""Chats as transformers renders them, and what templates may not do."""
+"""Chats rendered as by transformers, and forbidden operations of templates."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def _own_chat(family: str, system: str | None = None) -> ChatRecord:
 
 @pytest.mark.parametrize("family", _FAMILIES)
 def test_chats_are_those_of_transformers(family: str) -> None:
-    """Text and ids of every chat are what `apply_chat_template` gives, with a system prompt and without."""
+    """Text and ids of every chat are those of `apply_chat_template`, with a system prompt and without."""
     expected = json.loads((FOLDER / family / "expected.json").read_text(encoding="utf-8"))
     assert {chat["system"] for chat in expected["chats"]} == {None, "", "Answer in one word."}
     for case in expected["chats"]:
@@ -34,14 +34,14 @@ def test_chats_are_those_of_transformers(family: str) -> None:
 
 
 def test_chats_are_not_cut() -> None:
-    """Without its end, an answer would not begin where the model expects it."""
+    """Chats are not cut: without its end, an answer would not begin where the model expects it."""
     vocabulary = Vocabulary(FOLDER / "qwen" / "tokenizer.json", chat=_own_chat("qwen"))
     whole, length = vocabulary.encode_prompt("a river", room=10_000)
     assert vocabulary.encode_prompt("a river", room=3) == (whole, length)
 
 
 def test_a_template_of_the_users_own(tmp_path: pathlib.Path) -> None:
-    """A file may hold the template, which sees the special tokens of the tokenizer."""
+    """A user's file may hold the template, which gets the special tokens of the tokenizer."""
     template = tmp_path / "mine.jinja"
     template.write_text("{{ bos_token }}{{ messages[-1].content | trim }}{{ eos_token }}{# nothing #}")
     chat = chat_of(str(template), tokenizer=str(FOLDER / "mistral" / "tokenizer.json"), system=None)
@@ -67,7 +67,7 @@ def test_a_template_of_the_users_own(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_templates_that_cannot_be_rendered_are_refused(template: str, message: str, tmp_path: pathlib.Path) -> None:
-    """Templates are code of strangers; what one may not do, and what would change from day to day, is an error."""
+    """Templates are foreign code: forbidden operations, and values that change daily, are errors."""
     path = tmp_path / "chat.jinja"
     path.write_text(template)
     with pytest.raises(VocabularyError, match=message):
@@ -75,14 +75,14 @@ def test_templates_that_cannot_be_rendered_are_refused(template: str, message: s
 
 
 def test_a_template_may_ask_whether_there_is_a_date() -> None:
-    """Those that fall back to a fixed date where there is none use it, on every day."""
+    """A template that uses a fixed date if there is no current one renders it, on every day."""
     date = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}2024{% endif %}"
     template = date + " {{ messages[0].content }}"
     assert rendered(ChatRecord(template=template, tokens={}), "x") == "2024 x"
 
 
 def test_json_is_written_as_transformers_does() -> None:
-    """Characters of HTML and of other scripts stay as they are."""
+    """Characters of HTML and of other scripts are written unchanged, as by transformers."""
     chat = ChatRecord(template="{{ {'b': messages[0].content, 'a': 1} | tojson }}", tokens={})
     assert rendered(chat, "<é>") == '{"b": "<é>", "a": 1}'
     indented = dataclasses.replace(chat, template="{{ [messages[0].content] | tojson(indent=1) }}")
@@ -90,7 +90,7 @@ def test_json_is_written_as_transformers_does() -> None:
 
 
 def test_a_vocabulary_without_a_template_is_told_so(tmp_path: pathlib.Path) -> None:
-    """The message says where one is looked for."""
+    """Without a template, the message says where one is looked for."""
     shutil.copyfile(FOLDER / "qwen" / "tokenizer.json", tmp_path / "tokenizer.json")
     with pytest.raises(VocabularyError, match=r"there is no chat template beside it, in tokenizer_config.json or"):
         chat_of(OWN_TEMPLATE, tokenizer=str(tmp_path / "tokenizer.json"), system=None)
@@ -99,7 +99,7 @@ def test_a_vocabulary_without_a_template_is_told_so(tmp_path: pathlib.Path) -> N
 
 
 def test_sentence_piece_models_have_no_chats(tmp_path: pathlib.Path) -> None:
-    """T5's vocabularies name no special tokens that a template could use."""
+    """T5's vocabularies have no special tokens for a template, so they have no chats."""
     path = train_vocabulary(tmp_path / "sentencepiece.model")
     with pytest.raises(VocabularyError, match=r"belong to a tokenizer\.json; vocabulary .* is a SentencePiece model"):
         chat_of(OWN_TEMPLATE, tokenizer=str(path), system=None)
@@ -114,7 +114,7 @@ def test_sentence_piece_models_have_no_chats(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_the_default_of_several_templates_is_taken(templates: Any, message: str | None, tmp_path: pathlib.Path) -> None:
-    """Some tokenizers have templates for tools besides."""
+    """Of several templates, such as those for tools, the default is used."""
     shutil.copyfile(FOLDER / "qwen" / "tokenizer.json", tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     if message is None:

@@ -25,7 +25,7 @@ _ENDS = "{% endfor %}{% endfor %}{% endfor %}"
 _BOUNDED = {
     "loops within loops": (f"{_LOOPS}{_ENDS}", _TOO_SLOW),
     "loops that write": (f"{_LOOPS}a{_ENDS}", _TOO_LONG),
-    # Which bound these meet first hangs on how fast the machine hands out memory.
+    # Which bound these reach first depends on how fast the machine provides memory.
     "a doubling string": (
         "{% set ns = namespace(x='ab') %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
         f"{_TOO_SLOW}|{_TOO_LARGE}",
@@ -61,7 +61,7 @@ _BOUNDED = {
 
 @pytest.mark.parametrize(("template", "message"), _BOUNDED.values(), ids=_BOUNDED)
 def test_what_has_no_bound_is_refused_in_words(template: str, message: str) -> None:
-    """Whatever a template would take, it ends within seconds, in words; the next one is rendered."""
+    """An unbounded template ends within seconds with a clear message, and the next one is rendered."""
     start = time.monotonic()
     with pytest.raises(VocabularyError, match=rf"^the chat template cannot be rendered: .*({message})"):
         rendered(ChatRecord(template=template, tokens={}), "text")
@@ -79,20 +79,20 @@ def test_what_has_no_bound_is_refused_in_words(template: str, message: str) -> N
     ],
 )
 def test_what_is_no_text_is_refused(template: str, message: str) -> None:
-    """NUL characters and lone surrogates that a template makes are a mistake of the template."""
+    """NUL characters and lone surrogates in a rendered text are an error of the template."""
     with pytest.raises(VocabularyError, match=message):
         rendered(ChatRecord(template=template, tokens={}), "text")
     assert rendered(ChatRecord(template=_ECHO, tokens={}), "a\0b") == "a\0b"
 
 
 def test_long_texts_are_rendered() -> None:
-    """The length that a template may make grows with the texts of the chat."""
+    """The length limit of a template grows with the texts of the chat."""
     text = "a long text \u2028 🙂\n" * 200_000
     assert rendered(ChatRecord(template="<s>{{ messages[-1].content }}</s>", tokens={}), text) == f"<s>{text}</s>"
 
 
 def test_templates_do_not_see_each_other() -> None:
-    """What one sets is gone in the next, and a chat is rendered the same way each time."""
+    """A template's variables are gone in the next one, and a chat is rendered the same way each time."""
     setting = ChatRecord(template="{% set x = 'kept' %}{{ messages[-1].content }}{{ x }}", tokens={})
     reading = ChatRecord(template="{{ messages[-1].content }}{{ x is defined }}", tokens={})
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_templates_do_not_see_each_other() -> None:
 
 
 def test_threads_take_turns() -> None:
-    """Each thread of a server gets what its own prompt makes."""
+    """Each thread of a server gets the rendering of its own prompt."""
     chat = ChatRecord(template="[{{ messages[-1].content }}]", tokens={})
     texts = [f"{number} " * number for number in range(200)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -109,7 +109,7 @@ def test_threads_take_turns() -> None:
 
 
 def test_a_process_that_was_killed_is_started_again() -> None:
-    """Whoever ends it, such as a machine that is out of memory, only one prompt is lost, in words."""
+    """If the process is killed, as by lack of memory, one prompt fails with a clear message, and it restarts."""
     chat = ChatRecord(template=_ECHO, tokens={})
     assert rendered(chat, "a") == "a"
     process = chat_templates._RENDERER._process
@@ -122,8 +122,8 @@ def test_a_process_that_was_killed_is_started_again() -> None:
 
 
 def test_it_holds_little_memory() -> None:
-    """What a template may take is limited in the process that renders, not in the one that asks."""
-    # In a process that has no other children, of which one may have held more.
+    """Memory is limited in the process that renders, not in the one that asks."""
+    # In a process without other children, one of which may have held more.
     code = (
         "import resource; from calm_beam.inputs.vocabularies.vocabulary import VocabularyError\n"
         "from calm_beam.manifest import ChatRecord; from calm_beam.inputs.vocabularies import chat_templates\n"
@@ -138,7 +138,7 @@ def test_it_holds_little_memory() -> None:
 
 
 def test_it_ends_with_the_process_that_asked(tmp_path: pathlib.Path) -> None:
-    """Nothing is left running, however the process that asked has ended."""
+    """The process ends with the one that asked, however that ended."""
     code = (
         "import os, sys; from calm_beam.manifest import ChatRecord;"
         "from calm_beam.inputs.vocabularies import chat_templates;"
@@ -167,7 +167,7 @@ def _is_running(pid: int) -> bool:
 
 
 def test_a_forked_process_has_its_own() -> None:
-    """A fork would otherwise read the answers of the process that it was forked from."""
+    """A forked process has its own renderer, since it would otherwise read its parent's answers."""
     chat = ChatRecord(template=_ECHO, tokens={})
     assert rendered(chat, "parent") == "parent"
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""How many sentinels a tokenizer's files name."""
+"""The number of sentinels in a tokenizer's files."""
 
 import json
 import pathlib
@@ -26,13 +26,13 @@ _DECODER = {str(50 - index): {"content": name, "special": True} for index, name 
     ],
 )
 def test_sentinels_are_counted(tmp_path: pathlib.Path, name: str, fields: dict[str, Any]) -> None:
-    """Whichever file of transformers names them, as a number or one by one."""
+    """Sentinels are counted from any file of transformers, given as a number or one by one."""
     (tmp_path / name).write_text(json.dumps(fields))
     assert extra_ids_beside(tmp_path / "spiece.model") == 3
 
 
 def test_without_files_there_are_none(tmp_path: pathlib.Path) -> None:
-    """A vocabulary alone, or beside a tokenizer's file that says nothing of them, has no sentinels."""
+    """A vocabulary alone, or with a tokenizer's file that does not name any, has no sentinels."""
     assert extra_ids_beside(tmp_path / "spiece.model") == 0
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30, "extra_ids": "100"}')
     assert extra_ids_beside(tmp_path / "spiece.model") == 0
@@ -51,7 +51,7 @@ def test_without_files_there_are_none(tmp_path: pathlib.Path) -> None:
     ids=["nested", "repeated", "text", "another number", "gaps", "upwards"],
 )
 def test_other_sentinels_are_refused(tmp_path: pathlib.Path, content: str) -> None:
-    """A damaged file, or sentinels that are not T5's, are refused by the file's name: their ids would be others."""
+    """A damaged file, or sentinels that are not T5's, are refused by the file's name: their ids would differ."""
     path = tmp_path / "tokenizer_config.json"
     path.write_text(content)
     with pytest.raises(SentinelsError, match=str(path)):
@@ -59,7 +59,7 @@ def test_other_sentinels_are_refused(tmp_path: pathlib.Path, content: str) -> No
 
 
 def test_a_vocabulary_has_its_sentinels(tmp_path: pathlib.Path) -> None:
-    """Opened without a number, a vocabulary has the sentinels named beside it, unless it holds them itself."""
+    """Opened without a number, a vocabulary gets the sentinels of the files next to it, unless it has its own."""
     vocabulary = train_vocabulary(tmp_path / "spiece.model")
     assert open_vocabulary(vocabulary).extra_ids == 0
     write_extra_ids(tmp_path, 3)
@@ -74,7 +74,7 @@ def test_a_vocabulary_has_its_sentinels(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_absurd_number_in_a_file_is_refused(tmp_path: pathlib.Path) -> None:
-    """A file that names a billion sentinels, one of them by name or none, is refused before any is counted."""
+    """A file that names a billion sentinels, by one name or as a number, is refused before any is counted."""
     vocabulary = train_vocabulary(tmp_path / "spiece.model")
     for fields in ({"extra_ids": 10**9}, {"extra_ids": 10**9, "additional_special_tokens": _NAMES[:1]}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
@@ -84,6 +84,6 @@ def test_an_absurd_number_in_a_file_is_refused(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("extra_ids", [-1, 100_001, 1_000_000_000])
 def test_absurd_numbers_of_sentinels_are_refused(tmp_path: pathlib.Path, extra_ids: int) -> None:
-    """A number that no vocabulary has is refused before pieces are made."""
+    """An impossible number of sentinels is refused before pieces are made."""
     with pytest.raises(VocabularyError, match=f"extra_ids must be from 0 to 100000, got {extra_ids}"):
         open_vocabulary(train_vocabulary(tmp_path / "spiece.model"), extra_ids=extra_ids)

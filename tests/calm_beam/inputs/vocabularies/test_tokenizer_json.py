@@ -1,4 +1,4 @@
-"""Tokenizers as transformers uses them: its ids and texts are stored, `make_tokenizer_goldens.py` made them."""
+"""Tokenizers as in transformers, whose ids and texts `make_tokenizer_goldens.py` stored."""
 
 import json
 import pathlib
@@ -37,7 +37,7 @@ def _copy(family: str, folder: pathlib.Path, **changes: Any) -> pathlib.Path:
 
 @pytest.mark.parametrize("family", _FAMILIES)
 def test_prompts_are_those_of_transformers(family: str) -> None:
-    """The ids of every text are those of transformers, with what it puts before and behind them and without."""
+    """The ids of every text are those of transformers, with and without the tokens around it."""
     vocabulary, expected = open_vocabulary(FOLDER / family / "tokenizer.json"), _expected(family)
     for text, ids, bare in zip((*TEXTS, *ODD_TEXTS), expected["ids"], expected["bare_ids"], strict=True):
         assert vocabulary.encode_prompt(text, room=10_000) == (tuple(ids), len(ids))
@@ -46,13 +46,13 @@ def test_prompts_are_those_of_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("family", _FAMILIES)
 def test_texts_are_those_of_transformers(family: str) -> None:
-    """What ids are decoded to is what transformers makes of them without special tokens."""
+    """Ids are decoded to the texts of transformers without special tokens."""
     vocabulary, expected = open_vocabulary(FOLDER / family / "tokenizer.json"), _expected(family)
     assert [vocabulary.decode(ids) for ids in expected["ids"]] == expected["texts"]
 
 
 def test_what_begins_and_ends_prompts() -> None:
-    """Llama's begin with a token, T5's end with one, Qwen's have neither."""
+    """Llama's prompts begin with a token, T5's end with one, Qwen's have neither."""
     around = {}
     for family in _FAMILIES:
         vocabulary = open_vocabulary(FOLDER / family / "tokenizer.json")
@@ -64,7 +64,7 @@ def test_what_begins_and_ends_prompts() -> None:
 
 
 def test_flags_of_the_config_do_not_count_for_most_classes(tmp_path: pathlib.Path) -> None:
-    """What `tokenizer.json` puts before and behind a prompt counts, as in both versions of transformers."""
+    """Tokens around a prompt follow `tokenizer.json`, as in both versions of transformers, not flags of the config."""
     both = open_vocabulary(_copy("mistral", tmp_path / "both", add_eos_token=True))
     bare = both.encode("a river")
     assert both.encode_prompt("a river", room=99)[0] == (1, *bare)
@@ -76,7 +76,7 @@ def test_flags_of_the_config_do_not_count_for_most_classes(tmp_path: pathlib.Pat
 
 @pytest.mark.parametrize(("family", "kept"), [("llama_3", "begin"), ("zephyr", "end")])
 def test_a_long_prompt_is_cut_between_what_surrounds_it(family: str, kept: str) -> None:
-    """The last ids of the text go, the tokens before and behind it stay."""
+    """Of a long prompt the last ids of the text are cut, and the tokens around it stay."""
     vocabulary = open_vocabulary(FOLDER / family / "tokenizer.json")
     bare = vocabulary.encode(TEXTS[0])
     whole, length = vocabulary.encode_prompt(TEXTS[0], room=10_000)
@@ -86,7 +86,7 @@ def test_a_long_prompt_is_cut_between_what_surrounds_it(family: str, kept: str) 
 
 
 def test_ids_it_does_not_have_are_no_text() -> None:
-    """Output heads are often padded beyond the vocabulary."""
+    """Ids beyond the vocabulary, as in padded output heads, have no text."""
     vocabulary = open_vocabulary(FOLDER / "qwen" / "tokenizer.json")
     ids = vocabulary.encode("the river")
     assert vocabulary.decode([*ids, vocabulary.size, 10**6, -1]) == "the river"
@@ -95,14 +95,14 @@ def test_ids_it_does_not_have_are_no_text() -> None:
 
 @pytest.mark.parametrize("family", _FAMILIES)
 def test_pieces_show_spaces(family: str) -> None:
-    """Whatever a tokenizer makes of spaces, pieces show them as ▁, and letters as they are."""
+    """Pieces show spaces as ▁, however a tokenizer writes them, and letters unchanged."""
     vocabulary = open_vocabulary(FOLDER / family / "tokenizer.json")
     pieces = [vocabulary.piece(index) for index in vocabulary.encode("The river is cold.")]
     assert "".join(pieces).strip("▁") == "The▁river▁is▁cold."
 
 
 def test_references_end_where_outputs_do() -> None:
-    """Ids of a reference count up to the token that ends a text, whichever that is."""
+    """Ids of a reference count up to any end-of-text token."""
     vocabulary = open_vocabulary(FOLDER / "llama_3" / "tokenizer.json")
     ids, end = vocabulary.encode("cold river"), vocabulary.end_ids[0]
     assert vocabulary.piece(end) == "<|eot_id|>"
@@ -123,14 +123,14 @@ def test_sentinels_are_in_the_file(tmp_path: pathlib.Path) -> None:
     "changes", [{"add_bos_token": False}, {"eos_token": "<unk>"}, {"clean_up_tokenization_spaces": True}]
 )
 def test_what_lies_beside_it_is_in_the_fingerprint(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
-    """Two folders with one `tokenizer.json` that make other ids or texts are told apart."""
+    """Two folders with one `tokenizer.json` and different ids or texts have different fingerprints."""
     plain = open_vocabulary(_copy("mistral", tmp_path / "plain"))
     assert open_vocabulary(_copy("mistral", tmp_path / "same", chat_template="x")).fingerprint == plain.fingerprint
     assert open_vocabulary(_copy("mistral", tmp_path / "other", **changes)).fingerprint != plain.fingerprint
 
 
 def test_a_named_token_is_special_everywhere(tmp_path: pathlib.Path) -> None:
-    """As in transformers, a token that the config names is found whole in texts, and is none of a decoded one."""
+    """As in transformers, a token that the config names is found whole in texts, and left out of decoded ones."""
     vocabulary = open_vocabulary(_copy("mistral", tmp_path, pad_token="river"))
     ids = vocabulary.encode("the river is")
     assert [vocabulary.piece(index) for index in ids].count("river") == 1
@@ -159,7 +159,7 @@ def test_a_named_token_is_special_everywhere(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_damaged_files_are_refused(files: dict[str, str], message: str, tmp_path: pathlib.Path) -> None:
-    """The file and what is wrong with it are named."""
+    """A damaged file is named with its error."""
     path = _copy("mistral", tmp_path)
     for name, content in files.items():
         (tmp_path / name).write_text(content)
@@ -168,7 +168,7 @@ def test_damaged_files_are_refused(files: dict[str, str], message: str, tmp_path
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the extra is not installed, the message says how to get it."""
+    """If the extra is not installed, the message says how to install it."""
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingExtraError, match=r"json needs tokenizers .*pip install 'calm-beam\[tokenizers\]'"):
         open_vocabulary(FOLDER / "qwen" / "tokenizer.json")

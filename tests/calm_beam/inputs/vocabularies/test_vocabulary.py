@@ -29,7 +29,7 @@ def test_ids_are_those_of_plain_sentencepiece(path: pathlib.Path, text: str) -> 
 
 
 def test_encoding_adds_no_eos(path: pathlib.Path) -> None:
-    """Ids of a text hold none of the special ones."""
+    """Ids of a text have no special ones."""
     assert not set(Vocabulary(path).encode(_TEXTS[0])) & {PAD_ID, EOS_ID}
 
 
@@ -40,7 +40,7 @@ def test_text_comes_back(path: pathlib.Path) -> None:
 
 
 def test_decoding_stops_at_the_first_eos(path: pathlib.Path) -> None:
-    """What comes after eos is not read; without eos, everything is."""
+    """Tokens after eos are not read; without eos, all are."""
     vocabulary = Vocabulary(path)
     cat, dog = vocabulary.encode("the cat"), vocabulary.encode("the dog")
     assert vocabulary.decode([*cat, EOS_ID, *dog, EOS_ID]) == "the cat"
@@ -50,7 +50,7 @@ def test_decoding_stops_at_the_first_eos(path: pathlib.Path) -> None:
 
 
 def test_pieces_are_those_of_plain_sentencepiece(path: pathlib.Path) -> None:
-    """A piece has ▁ where a space was, all pieces of a text make the text, and unknown ids have the unknown piece."""
+    """A piece has ▁ in place of a space, all pieces of a text make the text, and unknown ids have the unknown piece."""
     vocabulary = Vocabulary(path, extra_ids=2)
     assert "".join(map(vocabulary.piece, vocabulary.encode("the cat sat"))) == "▁the▁cat▁sat"
     assert vocabulary.piece(vocabulary.size - 1) == "▁<extra_id_0>"
@@ -59,7 +59,7 @@ def test_pieces_are_those_of_plain_sentencepiece(path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("index", [48, 49, 10**6, -1])
 def test_ids_beyond_the_vocabulary_read_as_unknown(path: pathlib.Path, index: int) -> None:
-    """An id that only a padded output head has reads as the unknown token does."""
+    """An id that only a padded output head has reads as unknown."""
     vocabulary = Vocabulary(path)
     assert vocabulary.size == 48
     cat = vocabulary.encode("cat")
@@ -84,7 +84,7 @@ def test_sentinels_are_found_in_text(path: pathlib.Path) -> None:
 
 
 def test_the_fingerprint_is_the_files(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The fingerprint is the SHA-256 of the file's bytes, wherever it lies."""
+    """The fingerprint is the SHA-256 of the file's bytes, in any place."""
     copied = tmp_path / "copy.model"
     copied.write_bytes(path.read_bytes())
     expected = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
@@ -92,7 +92,7 @@ def test_the_fingerprint_is_the_files(path: pathlib.Path, tmp_path: pathlib.Path
 
 
 def test_other_special_ids_are_refused(tmp_path: pathlib.Path) -> None:
-    """SentencePiece's own numbering is refused with the ids found and the options to train with."""
+    """SentencePiece's own numbers are refused with the ids found and the training options."""
     path = train_vocabulary(tmp_path / "other.model", pad_id=-1, unk_id=0, bos_id=1, eos_id=2)
     message = (
         r"other\.model: ids of pad, eos and unknown are \(-1, 2, 0\), T5 needs 0, 1 and a third\. Train it with --pad"
@@ -112,7 +112,7 @@ def test_garbage_is_refused(tmp_path: pathlib.Path, content: bytes, extra_ids: i
 
 
 def test_a_truncated_file_is_refused(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """A file that was copied by half is refused."""
+    """A file that was copied in part is refused."""
     half = tmp_path / "half.model"
     half.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(VocabularyError, match=r"half\.model: cannot be read as a SentencePiece model"):
@@ -120,7 +120,7 @@ def test_a_truncated_file_is_refused(path: pathlib.Path, tmp_path: pathlib.Path)
 
 
 def test_a_missing_file_is_named(tmp_path: pathlib.Path) -> None:
-    """A file that is not there is refused by name."""
+    """A missing file is refused by name."""
     with pytest.raises(VocabularyError, match=r"nowhere\.model: cannot be read.*No such file"):
         Vocabulary(tmp_path / "nowhere.model")
 

@@ -31,11 +31,11 @@ def build_llama_config(**changes: Any) -> LlamaConfig:
 
 
 def build_llama_arrays(config: LlamaConfig, seed: int, *, logit_scale: float = 4.0) -> dict[str, np.ndarray]:
-    """Returns random float32 weights that make for varied outputs, and confidences all over (0, 1).
+    """Returns random float32 weights that give varied outputs, and confidences across (0, 1).
 
     Args:
-      config: Of the model.
-      seed: Of the draws.
+      config: Sizes of the model.
+      seed: Seed of the draws.
       logit_scale: Scale of the output head.
     """
     generator = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def _standard_deviation(name: str, shape: tuple[int, ...]) -> float:
 
 
 def write_word_tokenizer(path: pathlib.Path, words: int, *, ends: tuple[int, ...]) -> pathlib.Path:
-    """Writes a tokenizer that has a word for each id; those that end outputs are special."""
+    """Writes a tokenizer with a word for each id; end-of-sequence ids are special."""
     tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(words)}, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens([f"w{index}" for index in ends])

@@ -1,4 +1,4 @@
-"""How long prompts are cut."""
+"""The division of long prompts into chunks."""
 
 import pytest
 
@@ -15,7 +15,7 @@ _CONFIG = build_llama_config(
 @pytest.mark.parametrize("source", [1, 31, 512, 4095, 4096, 8192])
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_chunks_are_equal_and_no_more_than_are_needed(rows: int, source: int) -> None:
-    """Together they have the prompt's positions, padded by less than there are chunks; none is empty."""
+    """Chunks are equal, cover the prompt's positions with less padding than there are chunks, and none is empty."""
     chunk = chunk_positions(_CONFIG, rows=rows, source=source)
     assert 1 <= chunk <= source
     count = -(-source // chunk)
@@ -23,7 +23,7 @@ def test_chunks_are_equal_and_no_more_than_are_needed(rows: int, source: int) ->
 
 
 def test_what_a_chunk_takes_is_bounded() -> None:
-    """256 MiB, but for many long prompts at once, of which each has 16 positions in a chunk; short ones stay whole."""
+    """A chunk takes 256 MiB at most, or 16 positions of each of many long prompts; short prompts stay whole."""
     assert chunk_positions(_CONFIG, rows=1, source=512) == 512
     for source in (1000, 2048, 8192, 60_000):
         assert chunk_numbers(_CONFIG, rows=1, source=source) <= 1 << 26
@@ -32,7 +32,7 @@ def test_what_a_chunk_takes_is_bounded() -> None:
 
 
 def test_the_estimate_of_memory_is_of_a_chunk() -> None:
-    """It grows with the prompt's length, and not with its square."""
+    """The memory estimate grows linearly with the prompt's length, not with its square."""
     architecture = architecture_of(_CONFIG)
     short, long = (architecture.prefill_numbers(_CONFIG, rows=1, source=source) for source in (4096, 65536))
     assert long < 2 * short

@@ -1,4 +1,4 @@
-"""Sizes of decoder-only models, what their arrays do not show, and their parameters."""
+"""Decoder-only models: sizes, facts that arrays do not show, and parameters."""
 
 import dataclasses
 import json
@@ -88,7 +88,7 @@ def test_the_tree_names_each_parameter_once() -> None:
 def test_what_families_differ_in_adds_arrays(
     changes: dict[str, Any], added: dict[str, tuple[int, ...]], removed: set[str]
 ) -> None:
-    """Biases, norms of queries and keys, the head and the classifier each have arrays of their own."""
+    """Biases, query and key norms, the head and the classifier each have arrays of their own."""
     plain = parameter_shapes(build_llama_config(num_decoder_layers=1))
     changed = parameter_shapes(build_llama_config(num_decoder_layers=1, **changes))
     assert {name: shape for name, shape in changed.items() if name not in plain} == added
@@ -179,13 +179,13 @@ def test_rope_scalings_out_of_range_are_refused(fields: dict[str, Any], message:
     ],
 )
 def test_a_config_comes_back_from_json(config: LlamaConfig) -> None:
-    """What was written as JSON gives the same config."""
+    """A config written as JSON comes back equal."""
     assert config_of(json.loads(json.dumps(dataclasses.asdict(config)))) == config
     assert config_of(json.loads(json.dumps(stored_fields(config)))) == config
 
 
 def test_what_came_later_is_left_out_where_it_changes_nothing() -> None:
-    """So that older readers know what they read, and fingerprints stay what they were."""
+    """Later fields are omitted at their defaults, so that older readers and fingerprints stay valid."""
     assert stored_fields(build_llama_config()).keys() == {
         *("vocab_size", "emb_dim", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "num_decoder_layers"),
         *("norm_epsilon", "rope_theta", "rope_scaling", "max_positions", "end_ids", "attention_bias"),
@@ -205,13 +205,13 @@ def test_what_came_later_is_left_out_where_it_changes_nothing() -> None:
     ],
 )
 def test_unknown_fields_are_refused(changes: dict[str, Any], message: str) -> None:
-    """No misspelled key falls through to a default."""
+    """A misspelled key is refused, and does not fall back to a default."""
     with pytest.raises(ValueError, match=message):
         config_of(dataclasses.asdict(build_llama_config()) | changes)
 
 
 def test_missing_fields_are_refused() -> None:
-    """What has no default must be there."""
+    """A missing field without a default is refused."""
     fields = dataclasses.asdict(build_llama_config())
     del fields["rope_theta"]
     with pytest.raises(ValueError, match=r"missing keys \['rope_theta'\]"):
@@ -219,7 +219,7 @@ def test_missing_fields_are_refused() -> None:
 
 
 def test_whole_numbers_and_fractions_are_one_model() -> None:
-    """A base of 10000 is that of 10000.0, in what decides the fingerprint too."""
+    """A base of 10000 equals 10000.0, also in the fingerprint."""
     whole, fraction = build_llama_config(rope_theta=10000), build_llama_config(rope_theta=10000.0)
     assert whole == fraction
     assert unseen(whole) == unseen(fraction)
@@ -227,7 +227,7 @@ def test_whole_numbers_and_fractions_are_one_model() -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(LlamaConfig)])
 def test_whatever_no_array_shows_is_told_apart(field: str) -> None:
-    """Two configs that differ in one field differ in their arrays, or in what these do not show."""
+    """Two configs that differ in one field differ in their arrays, or in the facts that arrays do not show."""
     changes: dict[str, Any] = {
         "num_heads": 8,
         "num_kv_heads": 4,
@@ -268,7 +268,7 @@ def test_arrays_of_another_model_are_refused() -> None:
 
 
 def test_some_exits_alone_are_refused() -> None:
-    """All layers below the last have a norm, or a head, of their own, or none; what is wrong is named."""
+    """All layers below the last have a norm, or a head, of their own, or none has; errors are named."""
     for field, kind in (("exit_norms", "scale"), ("exit_heads", "kernel")):
         config = build_llama_config(**{field: True})
         shapes = dict(parameter_shapes(config))
@@ -283,6 +283,6 @@ def test_some_exits_alone_are_refused() -> None:
 
 
 def test_configs_need_no_jax() -> None:
-    """Sizes of a model are known without what computes it."""
+    """A model's sizes are known without JAX."""
     code = "import sys, calm_beam.model.llama; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

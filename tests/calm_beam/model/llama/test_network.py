@@ -86,7 +86,7 @@ def _assert_close(found: jax.Array, expected: np.ndarray) -> None:
 
 @_each_kind
 def test_states_logits_and_scores_are_numpys(changes: dict[str, Any]) -> None:
-    """Of every layer and position of a padded batch."""
+    """States, logits and scores of every layer and position of a padded batch are numpy's."""
     config = build_llama_config(exit_classifier=2, **changes)
     states = _apply(config, "decode_teacher_forced", _padded())
     logits, scores = _apply(config, "__call__", _padded()), _apply(config, "exit_score", states)
@@ -100,7 +100,7 @@ def test_states_logits_and_scores_are_numpys(changes: dict[str, Any]) -> None:
 
 
 def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:
-    """Asserts that nearly all values are the same bfloat16 numbers, and the others near: sums may end beside a tie."""
+    """Asserts that nearly all values are the same bfloat16 numbers, and the others near, as a sum may be near a tie."""
     assert found.dtype == jnp.bfloat16
     error = np.abs(np.asarray(found, np.float64) - expected)
     assert np.median(error) == 0
@@ -109,9 +109,9 @@ def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:
 
 @_each_kind
 def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(changes: dict[str, Any]) -> None:
-    """States, keys and values are those of float64 with each factor and state rounded; logits are float32 sums.
+    """In bfloat16, states, keys and values are float64's with factors and states rounded; logits are float32 sums.
 
-    Keys are rounded once, after their positions.
+    Keys are rounded once, after rotation.
     """
     config = build_llama_config(exit_classifier=2, **changes)
     apply = functools.partial(_apply, config, precision=_BFLOAT16)
@@ -126,7 +126,7 @@ def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(changes: dict[str,
                 _assert_rounded_alike(jnp.swapaxes(values[row, :, : len(tokens)], 0, 1), np.stack(wanted))
         exact = np.asarray(states[:, row], np.float64)
         _assert_close(scores[:, row], plain.exit_score(exact))
-        # Norms are rounded, and float32's may end beside a tie.
+        # Norms are rounded, and float32's may be near a tie.
         np.testing.assert_allclose(
             logits[:, row], plain.logits_of_layers(exact), rtol=0, atol=2**-7 * np.abs(logits).max()
         )
@@ -135,7 +135,7 @@ def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(changes: dict[str,
 
 @_each_kind
 def test_prompts_leave_their_keys_and_values(changes: dict[str, Any]) -> None:
-    """Of every token and layer, the last included; the mask goes by length, since 0 is a token as others are."""
+    """Every token leaves keys and values in each layer; the mask follows the length, since 0 is a token like others."""
     config = build_llama_config(**changes)
     kept, mask = _apply(config, "prefill", _padded(), np.array([8, 2], np.int32))
     assert mask.tolist() == [[True] * 8, [True] * 2 + [False] * 6]
@@ -168,7 +168,7 @@ def test_prompts_leave_their_keys_and_values(changes: dict[str, Any]) -> None:
 def test_chunks_leave_what_whole_prompts_leave(
     changes: dict[str, Any], dtype: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys and values of prompts of 20 positions, whatever number of them goes through the layers at a time."""
+    """Prefill in chunks of any size leaves the keys and values of whole prompts of 20 positions."""
     config, precision = build_llama_config(**changes), Precision(dtype=dtype)
     tokens = np.random.default_rng(2).integers(0, 50, size=(3, 20)).astype(np.int32)
     lengths = np.array([20, 13, 0], np.int32)
@@ -194,7 +194,7 @@ def test_chunks_leave_what_whole_prompts_leave(
 
 
 def test_chunks_take_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What XLA plans to hold beside arguments and results, for a prompt of 512 positions."""
+    """XLA plans less memory for chunks of a prompt of 512 positions, beyond arguments and results."""
     config = build_llama_config(max_positions=512)
     parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters()}
     tokens, lengths = np.ones((1, 512), np.int32), np.array([512], np.int32)
@@ -218,7 +218,7 @@ def test_chunks_take_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_prompts_share_need_not_be_gone_through_again(
     kind: str, dtype: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys and values of eight shared positions, made once, and of those after them, are those of whole prompts."""
+    """Keys and values with a prefix of eight positions prefilled once are those of whole prompts."""
     config, precision = build_llama_config(**_KINDS[kind]), Precision(dtype=dtype)
     tokens = np.random.default_rng(2).integers(0, 50, size=(3, 20)).astype(np.int32)
     tokens[:, :8] = tokens[0, :8]
@@ -226,7 +226,7 @@ def test_what_prompts_share_need_not_be_gone_through_again(
     expected, mask = _apply(config, "prefill", tokens, lengths, precision=precision)
     prefix, _ = _apply(config, "prefill", tokens[:1, :8], lengths[:1], precision=precision)
     monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: chunk)
-    # What stands in the tokens where they are shared is not looked at. A copy: JAX may still be reading the others.
+    # Tokens of the prefix are not read. A copy, since JAX may still be reading the original.
     others = np.where(np.arange(20) < 8, 0, tokens)
     kept, of_kept = _apply(config, "prefill", others, lengths, prefix, precision=precision)
     np.testing.assert_array_equal(mask, of_kept)

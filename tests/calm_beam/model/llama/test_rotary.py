@@ -1,4 +1,4 @@
-"""Rotary positions: what turns, by how much, and what scaling leaves alone."""
+"""Rotary positions: the rotated values, the angles, and the effect of scaling."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ def _frequencies(**changes: Any) -> np.ndarray:
 
 
 def test_turns_depend_on_distance_alone() -> None:
-    """The product of a turned query and a turned key is the same wherever the two stand, far out too."""
+    """The product of a rotated query and key depends on their distance alone, at large positions too."""
     config = build_llama_config(head_dim=8)
     query, key = np.random.default_rng(0).standard_normal((2, 1, 1, 8)).astype(np.float32)
     positions = np.array([0, 7, 5_000, 100_000], np.int32)
@@ -46,14 +46,14 @@ def test_angles_are_exact_far_out() -> None:
 
 @pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
 def test_frequencies_fall_from_one(theta: float) -> None:
-    """Geometrically, theta ** -(2 i / head_dim)."""
+    """Frequencies fall geometrically from one: theta ** -(2 i / head_dim)."""
     found = _frequencies(rope_theta=theta)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, [math.exp(-math.log(theta) * i / 64) for i in range(64)], rtol=1e-6)
 
 
 def test_linear_scaling_divides_all() -> None:
-    """By its factor; `dynamic` changes nothing within the model's positions."""
+    """Linear scaling divides all frequencies by its factor; `dynamic` changes nothing within the model's positions."""
     plain = _frequencies()
     np.testing.assert_allclose(_frequencies(rope_scaling=RopeScaling(kind="linear", factor=4.0)), plain / 4, rtol=1e-6)
     np.testing.assert_array_equal(_frequencies(rope_scaling=RopeScaling(kind="dynamic", factor=4.0)), plain)
@@ -61,7 +61,7 @@ def test_linear_scaling_divides_all() -> None:
 
 @pytest.mark.parametrize("scaling", [_LLAMA3, _YARN], ids=["llama3", "yarn"])
 def test_fast_turns_stay_and_slow_ones_are_divided(scaling: RopeScaling) -> None:
-    """Between the two, the share that stays falls from 1 to 0."""
+    """Fast rotations stay and slow ones are divided; in between, the share that stays falls from 1 to 0."""
     plain = _frequencies(rope_theta=500_000.0)
     ratio = plain / _frequencies(rope_theta=500_000.0, rope_scaling=scaling)
     assert ratio[0] == 1
@@ -71,7 +71,7 @@ def test_fast_turns_stay_and_slow_ones_are_divided(scaling: RopeScaling) -> None
 
 
 def test_layers_turn_each_in_its_way() -> None:
-    """Some not at all, those with the window by a base of their own, which nothing stretches."""
+    """Some layers do not rotate, and those with a window have a base of their own, without scaling."""
     config = build_llama_config(
         sliding_window=4, windowed_layers=(0,), local_rope_theta=100.0, unturned_layers=(1,), rope_scaling=_YARN
     )
@@ -85,7 +85,7 @@ def test_layers_turn_each_in_its_way() -> None:
 
 
 def test_values_behind_those_that_are_turned_stay() -> None:
-    """Of a head of 6, positions turn value 0 with value 2 and 1 with 3."""
+    """With partial rotation of a head of 6, value 0 rotates with value 2 and 1 with 3, and the rest stays."""
     config = build_llama_config(turned_dim=4, rope_theta=100.0)
     values = np.array([[[1.0, 0.0, 0.0, 0.0, 5.0, 6.0]]], np.float32)
     turned = rotated(jnp.asarray(values), np.array([1], np.int32), turning=turnings(config)[0])
@@ -93,7 +93,7 @@ def test_values_behind_those_that_are_turned_stay() -> None:
 
 
 def test_yarns_factor_scales_what_is_turned() -> None:
-    """Queries and keys each, and position 0 too."""
+    """Yarn's factor scales queries and keys each, at position 0 too."""
     values = jnp.ones((1, 1, 128))
     config = build_llama_config(head_dim=128, rope_scaling=_YARN)
     turned = rotated(values, np.zeros(1, np.int32), turning=turnings(config)[0])

@@ -1,4 +1,4 @@
-"""Building native code: IEEE arithmetic whatever CFLAGS say, structures that are Python's, or none, in words."""
+"""The build of native code: IEEE arithmetic for any CFLAGS, structures that match Python's, or a clear message."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ from calm_beam.model.native import build, structures
 _ROOT = pathlib.Path(__file__).parents[4]
 _FOLDER = pathlib.Path("calm_beam", "model", "native")
 _COMPILES = pytest.mark.skipif(shutil.which("cc") is None, reason="this machine has no C compiler")
-# Of all instruction sets, the quickest to compile, which every processor has.
+# The instruction set that compiles fastest, which every processor has.
 _ONE = "portable"
 
 
@@ -34,7 +34,7 @@ def sources(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def _built(sources: pathlib.Path, **variables: str) -> str:
-    """Builds as an installation does, and returns all that is said."""
+    """Builds as an installation does, and returns the whole output."""
     done = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--inplace"],
         cwd=sources,
@@ -55,7 +55,7 @@ def _library(sources: pathlib.Path) -> pathlib.Path:
 @_COMPILES
 @pytest.mark.parametrize("flags", ["-ffast-math", "-Ofast -march=native -ffp-contract=fast"])
 def test_arithmetic_is_ieee(sources: pathlib.Path, flags: str) -> None:
-    """Whatever CFLAGS and LDFLAGS say: sums stay in order, and no process loses its smallest numbers by loading it."""
+    """With any CFLAGS and LDFLAGS, sums stay in order, and loading does not flush subnormal numbers in the process."""
     said = _built(sources, CFLAGS=flags, LDFLAGS=flags)
     assert "native code: built for portable" in said
     compiled = [line.split() for line in said.splitlines() if " -c " in line and "warning" not in line]
@@ -73,7 +73,7 @@ def test_arithmetic_is_ieee(sources: pathlib.Path, flags: str) -> None:
 
 @_COMPILES
 def test_structures_that_differ_are_refused(sources: pathlib.Path) -> None:
-    """A field of another place or size in Python is found when the code is compiled, and says where to look."""
+    """A field with another place or size in Python is found at compile time, with a message that says where to look."""
     file = sources / _FOLDER / "structures.py"
     file.write_text(file.read_text().replace('("heads", _NUMBER)', "").replace('"scores", _NUMBER', '"scores", _FLOAT'))
     said = _built(sources)
@@ -82,7 +82,7 @@ def test_structures_that_differ_are_refused(sources: pathlib.Path) -> None:
 
 
 def test_without_a_compiler(sources: pathlib.Path) -> None:
-    """All but native code is built, and it is said."""
+    """Without a compiler all but native code is built, with a message."""
     said = _built(sources, CC="no-such-compiler")
     assert "no-such-compiler" in said
     assert "native code: not built, so XLA decodes; it takes a C compiler" in said
@@ -90,7 +90,7 @@ def test_without_a_compiler(sources: pathlib.Path) -> None:
 
 
 def test_every_structure_is_checked() -> None:
-    """The header has the size of each, and the place of every field; each check stands in a source."""
+    """The header checks each structure's size and each field's place, and every check is in a source."""
     header = build.layouts()
     text = "".join(path.read_text() for path in build.FOLDER.glob("*.c"))
     shared = [
@@ -106,7 +106,7 @@ def test_every_structure_is_checked() -> None:
 
 
 def test_options_of_each_instruction_set() -> None:
-    """Each is compiled for what it needs of a processor and for nothing else; the arithmetic comes last."""
+    """Each set is compiled for its own processor features only; options about arithmetic come last."""
     for machine, names in build.INSTRUCTION_SETS.items():
         for name, features in names.items():
             options = build.compile_options(name, machine=machine)

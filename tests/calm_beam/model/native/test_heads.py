@@ -1,4 +1,4 @@
-"""Heads by native code: tokens, and what confidences are made of, against float64 logits."""
+"""Heads in native code: tokens, and the numbers behind confidences, against float64 logits."""
 
 import functools
 from typing import Any
@@ -42,7 +42,7 @@ def _head(kernel: np.ndarray, *, factor: float = 1.0) -> tuple[NativeDecoder, li
 def test_a_head_sums_up_its_logits(
     seed: int, rows: int, width: int, vocab_size: int, scale: float, has_equal: bool, measure: str
 ) -> None:
-    """The best token and the numbers that confidences are made of are those of float64 logits."""
+    """The best token and the numbers behind confidences are those of float64 logits."""
     generator = np.random.default_rng(seed)
     states = generator.standard_normal((50, width)).astype(np.float32)
     kernel = (scale * generator.standard_normal((width, vocab_size))).astype(np.float32)
@@ -86,7 +86,7 @@ def test_a_head_sums_up_its_logits(
 
 
 def test_a_head_of_logits_that_are_no_numbers() -> None:
-    """As XLA's: NaN is the largest of all, and of infinite ones nothing but the token is known."""
+    """NaN counts as the largest, as with XLA, and with infinite logits only the token is known."""
     kernel = np.zeros((4, 300), np.float32)
     kernel[:, 280], kernel[:, 17] = 2, 1
     states = np.ones((4, 4), np.float32)

@@ -1,4 +1,4 @@
-"""Native code: the best that is built in and that the processor has is loaded; what is missing is said."""
+"""Native code: the best built-in code that the processor supports is loaded; a missing one is reported."""
 
 import os
 import pathlib
@@ -18,7 +18,7 @@ _AVX2, _VNNI = set(build.instruction_sets("x86_64")["avx2"]), set(build.instruct
 
 
 def _reason() -> str | None:
-    """Returns what is missing, without keeping it."""
+    """Returns the reason for missing native code, without caching it."""
     return library._opened.__wrapped__(os.environ.get(library.VARIABLE, ""))[1]
 
 
@@ -47,7 +47,7 @@ _BUILT = ("avx512_vnni", "avx2", "portable")
 def test_the_best_that_is_built_in_comes_first(
     features: set[str], built: tuple[str, ...], expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those that the processor has."""
+    """The best built-in set that the processor supports comes first."""
     _has(monkeypatch, features=features, built=built)
     assert library.instruction_sets_here() == expected
 
@@ -81,7 +81,7 @@ def test_the_best_that_is_built_in_comes_first(
 def test_what_is_missing_is_said(
     wanted: str, features: set[str], built: tuple[str, ...], machine: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing else is taken in place of what is wanted."""
+    """A missing set is reported, and no other replaces it."""
     _has(monkeypatch, features=features, built=built, machine=machine)
     monkeypatch.setenv(library.VARIABLE, wanted)
     said = _reason()
@@ -90,7 +90,7 @@ def test_what_is_missing_is_said(
 
 
 def test_a_set_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused with those that there are."""
+    """An unknown set is refused with the known ones."""
     _has(monkeypatch, features=(), built=())
     monkeypatch.setenv(library.VARIABLE, "avx1024")
     message = "CALM_BEAM_NATIVE must be one of avx512_vnni, avx2, portable, none; got 'avx1024'"
@@ -99,7 +99,7 @@ def test_a_set_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_library_that_is_none(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be loaded is done without, and the loader's reason is passed on."""
+    """A library that cannot be loaded is not used, and the loader's reason is passed on."""
     (tmp_path / build.file_name("avx2")).write_text("nonsense")
     _has(monkeypatch, features=_AVX2, built=("avx2",))
     monkeypatch.setattr(library, "FOLDER", tmp_path)
@@ -110,7 +110,7 @@ def test_a_library_that_is_none(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
 
 @_LOADS
 def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not called, since it may take structures for others: sources have changed, and it was not built again."""
+    """A library built from other sources is not called, since its structures may differ."""
     monkeypatch.setenv(library.VARIABLE, AVAILABLE[0])
     assert _reason() is None
     monkeypatch.setattr(library, "layouts_name", lambda: "of other structures")
@@ -122,7 +122,7 @@ def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @_LOADS
 def test_code_that_xla_refuses_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of another version of XLA's interface."""
+    """Code that XLA refuses, such as that of another interface version, is not used."""
 
     def refuse(*arguments: object, **options: object) -> None:
         raise jax.errors.JaxRuntimeError("the handler's API version (0.9) is incompatible")
@@ -137,7 +137,7 @@ def test_code_that_xla_refuses_is_done_without(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _printed(code: str) -> str:
-    """Returns what a process prints."""
+    """Returns the output of a process."""
     command = [sys.executable, "-c", f"from calm_beam.model.native import library\n{code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return done.stdout.strip()
@@ -146,7 +146,7 @@ def _printed(code: str) -> str:
 @_LOADS
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_an_instruction_set_is_forced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the variable: the code of that set is loaded, whatever else the processor has."""
+    """The variable forces an instruction set, whatever else the processor supports."""
     monkeypatch.setenv(library.VARIABLE, name)
     code = (
         "print(library.why_unavailable(), library.instruction_set(), library.loaded()._name.rpartition('/')[2])\n"
@@ -157,7 +157,7 @@ def test_an_instruction_set_is_forced(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_native_code_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `none`."""
+    """The value `none` switches native code off."""
     monkeypatch.setenv(library.VARIABLE, "none")
     assert library.why_unavailable() == "CALM_BEAM_NATIVE is none"
     assert library.instruction_set() is None
@@ -165,7 +165,7 @@ def test_native_code_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @_LOADS
 def test_threads_load_it_once() -> None:
-    """XLA refuses a second call of the same name."""
+    """Many threads load it once, since XLA refuses a second registration."""
     code = (
         "from concurrent.futures import ThreadPoolExecutor\n"
         "with ThreadPoolExecutor(3) as pool:\n"
@@ -177,7 +177,7 @@ def test_threads_load_it_once() -> None:
 
 @_LOADS
 def test_neither_a_compiler_nor_a_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is loaded is in the package: nothing is run, and nothing is written."""
+    """Loading runs no compiler and writes no cache: the code is in the package."""
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("CALM_BEAM_CACHE", "/nowhere/at/all")
     code = (
@@ -193,7 +193,7 @@ def test_neither_a_compiler_nor_a_cache_is_asked_for(monkeypatch: pytest.MonkeyP
 def test_portable_code_is_taken_on_request_alone(
     features: set[str], taken: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was slower than XLA; what is tuned is taken by itself."""
+    """Portable code, which was slower than XLA, is used only on request; tuned code is used by default."""
     _has(monkeypatch, features=features, built=_BUILT)
     assert library._taken("") == taken
     assert library._taken("portable") == "portable"

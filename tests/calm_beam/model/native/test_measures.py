@@ -1,4 +1,4 @@
-"""Confidences that native code makes of states, against the measures' own."""
+"""Native code's confidences of states, against the measures' own."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("width", [1, 7, 16, 40])
 @pytest.mark.parametrize("scores", [1, 2])
 def test_confidences_of_states(width: int, scores: int) -> None:
-    """They are the measures', as XLA's, whatever fills a vector; of a layer alone, what is told."""
+    """Confidences are the measures', and XLA's, for any vector padding; for a single layer, its own."""
     generator = np.random.default_rng(0)
     states = generator.standard_normal((4, 30, width)).astype(np.float32)
     states[2, 5] = np.nan
@@ -39,5 +39,5 @@ def test_confidences_of_states(width: int, scores: int) -> None:
 
 
 def test_measures_that_native_code_does_not_know() -> None:
-    """They are left to others."""
+    """Measures that native code does not know are left to others."""
     assert library.measure_of("patience", vocab_size=9) is None

@@ -1,4 +1,4 @@
-"""Relative position buckets and the bias made of them."""
+"""Relative position buckets and the bias computed from them."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ _DISTANCES = np.arange(-300, 301)
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (16, 128), (32, 64), (8, 32)])
 def test_buckets_equal_a_count_in_whole_numbers(buckets: int, max_distance: int, bidirectional: bool) -> None:
-    """Every distance has the bucket found without logarithms, also where a bucket starts exactly at it."""
+    """Every distance has the bucket computed in integers, also where a bucket starts exactly at it."""
     found = relative_position_bucket(
         _DISTANCES, buckets=buckets, max_distance=max_distance, bidirectional=bidirectional
     )
@@ -23,7 +23,7 @@ def test_buckets_equal_a_count_in_whole_numbers(buckets: int, max_distance: int,
 
 
 def test_where_the_decoders_buckets_begin() -> None:
-    """One bucket a distance below 16, then wider ones, the last from 113 on."""
+    """There is one bucket per distance below 16, then wider ones, the last from 113 on."""
     behind = relative_position_bucket(-np.arange(400), buckets=32, max_distance=128, bidirectional=False)
     starts = [0, *(np.flatnonzero(np.diff(behind)) + 1).tolist()]
     assert starts == [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
@@ -38,7 +38,7 @@ def test_where_the_encoders_buckets_begin() -> None:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_buckets_never_fall_with_distance(bidirectional: bool) -> None:
-    """Going away from the query, on either side, the bucket number never falls and stays in range."""
+    """The bucket number never falls with the distance on either side, and stays in range."""
     for side in (_DISTANCES[_DISTANCES >= 1], -_DISTANCES[_DISTANCES <= 0][::-1] * -1):
         found = relative_position_bucket(side, buckets=32, max_distance=128, bidirectional=bidirectional)
         assert np.all(np.diff(found) >= 0)

@@ -15,7 +15,7 @@ _QUERY = "decoder/layers_0/self_attention/query/kernel"
 @pytest.mark.parametrize("tied_head", [True, False])
 @pytest.mark.parametrize("gated_mlp", [True, False])
 def test_sizes_are_read_off_the_shapes(gated_mlp: bool, tied_head: bool, exit_classifier: int) -> None:
-    """Every size comes back from the shapes alone, whatever heads and feed-forward layers the tree has."""
+    """Every size comes back from the shapes alone, for any heads and feed-forward layers."""
     config = build_config(
         vocab_size=50,
         emb_dim=12,
@@ -45,7 +45,7 @@ def test_the_tree_is_that_of_the_network(gated_mlp: bool, tied_head: bool, exit_
 
 
 def test_kernels_are_stored_input_first() -> None:
-    """Kernels are [in, out]; the attention's output kernel is the other way round."""
+    """Kernels are [in, out], except the attention's output kernel."""
     shapes = parameter_shapes(build_config(emb_dim=12, num_heads=3, head_dim=5, mlp_dim=7))
     assert shapes[_QUERY] == (12, 15)
     assert shapes["decoder/layers_3/encoder_decoder_attention/out/kernel"] == (15, 12)
@@ -80,7 +80,7 @@ def test_a_missing_array_is_named(name: str) -> None:
 
 
 def test_a_missing_layer_is_not_a_shorter_model() -> None:
-    """A gap in the numbering of layers is refused rather than closed."""
+    """A gap in the numbers of layers is refused, not closed."""
     shapes = {
         name: shape for name, shape in parameter_shapes(build_config()).items() if "decoder/layers_1/" not in name
     }
@@ -100,7 +100,7 @@ def test_half_a_classifier_is_refused() -> None:
 
 
 def test_exits_are_read_off_the_shapes() -> None:
-    """Norms and heads of layers below the last, with those of all other sizes."""
+    """Norms and heads of layers below the last are recognised with those of all other sizes."""
     for exits in ({"exit_norms": True}, {"exit_heads": True}, {"exit_norms": True, "exit_heads": True}):
         config = build_config(num_decoder_layers=11, **exits)
         shapes = parameter_shapes(config)
@@ -122,7 +122,7 @@ def test_exits_are_read_off_the_shapes() -> None:
     ],
 )
 def test_some_exits_alone_are_refused(field: str, kind: str, layer: int, message: str) -> None:
-    """All layers below the last have one, or none; what is missing, or too much, is named."""
+    """All layers below the last have one, or none has; missing and unexpected ones are named."""
     shapes = parameter_shapes(build_config(**{field: True}))
     name = f"decoder/{field}_{layer}/{kind}"
     if name in shapes:
@@ -134,7 +134,7 @@ def test_some_exits_alone_are_refused(field: str, kind: str, layer: int, message
 
 
 def test_a_single_layer_has_no_exit() -> None:
-    """Nothing is below it."""
+    """A model with a single layer has no exits below it."""
     with pytest.raises(ValueError, match="exit_norms is true, but needs at least 2 decoder layers"):
         build_config(num_decoder_layers=1, exit_norms=True)
     with pytest.raises(ValueError, match="decoder/exit_norms_0/scale is unknown: of 1 decoder layers"):
@@ -142,7 +142,7 @@ def test_a_single_layer_has_no_exit() -> None:
 
 
 def test_an_unknown_array_is_named() -> None:
-    """An array that T5 1.1 does not have is refused: its part in the computation would be left out."""
+    """An array that T5 1.1 lacks is refused, since its part of the computation would be missing."""
     shapes = {**parameter_shapes(build_config()), "encoder/layers_0/mlp/wi_0/bias": (32,)}
     with pytest.raises(ValueError, match="missing none; unknown encoder/layers_0/mlp/wi_0/bias"):
         infer_config(shapes)
@@ -189,7 +189,7 @@ def test_heads_that_do_not_divide_the_width_are_refused() -> None:
 
 
 def test_a_kernel_of_three_axes_is_refused() -> None:
-    """A kernel that is no matrix is refused with its shape."""
+    """A kernel that is not a matrix is refused with its shape."""
     shapes = {**parameter_shapes(build_config()), _QUERY: (16, 4, 16)}
     with pytest.raises(ValueError, match=rf"{_QUERY} must have 2 dimensions, got shape \(16, 4, 16\)\."):
         infer_config(shapes)

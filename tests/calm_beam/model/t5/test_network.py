@@ -35,13 +35,13 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=list(_KINDS.values()), ids=list(_KINDS))
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    """Gives a T5 1.1, one whose head shares the embedding, an original T5, one of `scalable_t5`, and own exits."""
+    """Gives a T5 1.1, one with a tied head, an original T5, one of `scalable_t5`, and one with exit norms and heads."""
     return build_checkpoint(build_config(exit_classifier=2, **request.param), seed=3)
 
 
 @functools.cache
 def _compiled(config: T5Config, method: str, precision: Precision) -> Callable[..., jax.Array]:
-    # Compiled whole: operation by operation, JAX compiles every one for every shape.
+    # Compiled as a whole, since JAX would compile every operation for every shape.
     return jax.jit(functools.partial(EarlyExitT5(config, precision=precision).apply, method=method))
 
 
@@ -64,13 +64,13 @@ def _padded(sources: tuple[list[int], ...] = _SOURCES, *, width: int = 8) -> np.
 
 
 def _assert_close(found: jax.Array, expected: np.ndarray) -> None:
-    """Asserts equality within 1e-5 of the largest value: what float32 can promise."""
+    """Asserts equality within 1e-5 of the largest value, the accuracy of float32."""
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:
-    """Asserts that nearly all values are the same bfloat16 numbers, and the others near: sums may end beside a tie."""
+    """Asserts that nearly all values are the same bfloat16 numbers, and the others near, as a sum may be near a tie."""
     assert found.dtype == jnp.bfloat16
     error = np.abs(np.asarray(found, np.float64) - expected)
     assert np.median(error) == 0
@@ -78,7 +78,7 @@ def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:
 
 
 def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(checkpoint: Checkpoint) -> None:
-    """States are those of float64 with each factor and state rounded; logits and scores are float32 sums of them."""
+    """In bfloat16, states are float64's with factors and states rounded; logits and scores are their float32 sums."""
     targets, apply = np.array(_TARGETS, np.int32), functools.partial(_apply, precision=_BFLOAT16)
     plain = NumpyT5(checkpoint.config, checkpoint.arrays, "bfloat16")
     encoded = apply(checkpoint, "encode", _padded())
@@ -89,7 +89,7 @@ def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(checkpoint: Checkp
         _assert_rounded_alike(states[:, row], plain.teacher_forced(source, target))
         exact = np.asarray(states[:, row], np.float64)
         _assert_close(scores[:, row], plain.exit_score(exact))
-        # Norms are rounded, and float32's may end beside a tie.
+        # Norms are rounded, and float32's may be near a tie.
         np.testing.assert_allclose(
             logits[:, row], plain.logits_of_layers(exact), rtol=0, atol=2**-7 * np.abs(logits).max()
         )
@@ -97,7 +97,7 @@ def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(checkpoint: Checkp
 
 
 def test_the_encoder_equals_numpy(checkpoint: Checkpoint) -> None:
-    """A padded batch gives, at every real position, what numpy gives for the prompt alone."""
+    """At every real position of a padded batch the encoder gives numpy's result for the prompt alone."""
     encoded = _apply(checkpoint, "encode", _padded())
     plain = NumpyT5(checkpoint.config, checkpoint.arrays)
     for row, source in enumerate(_SOURCES):
@@ -121,7 +121,7 @@ def test_the_decoder_equals_numpy(checkpoint: Checkpoint) -> None:
 
 
 def test_padding_does_not_change_a_row(checkpoint: Checkpoint) -> None:
-    """Wider padding, and other rows in the same batch, leave a prompt's states as they were."""
+    """Wider padding, and other rows in the batch, do not change a prompt's states."""
     states = _apply(checkpoint, "decode_teacher_forced", _padded(), np.array(_TARGETS, np.int32))
     narrow = _padded()[1:2, :2]
     assert narrow.all()
@@ -132,7 +132,7 @@ def test_padding_does_not_change_a_row(checkpoint: Checkpoint) -> None:
 
 
 def test_later_inputs_do_not_change_earlier_states(checkpoint: Checkpoint) -> None:
-    """The decoder looks back only."""
+    """Later inputs do not change earlier states."""
     targets = np.array(_TARGETS, np.int32)
     changed = targets.copy()
     changed[:, 3:] = 50

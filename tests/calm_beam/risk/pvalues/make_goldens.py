@@ -2,9 +2,9 @@
 
     python -m tests.calm_beam.risk.pvalues.make_goldens
 
-Nothing of the package is used. Inputs are float64 values, exactly as the p-value functions get them: `total` is the
-exact decimal expansion of one (a multiple of 2^-32, as all our loss sums are), `delta` the shortest text that
-reads back as it. So whatever differs from these values was lost in computing, none of it in the inputs.
+The package is not used. Inputs are float64 values, exactly as the p-value functions get them: `total` is the exact
+decimal expansion of one (a multiple of 2^-32, as all our loss sums are), `delta` the shortest text that reads back as
+it. So any difference from these values comes from the computation, none from the inputs.
 """
 
 import decimal
@@ -57,7 +57,7 @@ def binomial_cdf(successes: int, n: int, probability: Fraction) -> mpmath.mpf:
 
 
 def totals(n: int, delta: float) -> set[Fraction]:
-    """Returns loss sums at risk 0, below, at and above delta, beside an integer, and deep in the tail."""
+    """Returns loss sums at risk 0, below, at and above delta, next to an integer, and deep in the tail."""
     exact = Fraction(delta)
     wanted = [Fraction(0), n * exact / 4, n * exact * 9 / 10, n * exact * 12 / 10, Fraction(round(n * delta))]
     # The two multiples of 2^-32 around n delta, and two sums that differ by their ceiling alone.
@@ -67,10 +67,10 @@ def totals(n: int, delta: float) -> set[Fraction]:
         whole = Fraction(int(n * exact) // 2 + 1)
         wanted += [whole, whole + Fraction(1, _SCALE)]
     for exponent in (20, 200):
-        # The normal approximation is near enough to aim by.
+        # The normal approximation is accurate enough to find such sums.
         risk = exact - Fraction(float(mpmath.sqrt(2 * exponent * mpmath.log(10) * delta * (1 - delta) / n)))
         if risk > 0:
-            # The whole number is for the binomial test, which is for no other sum.
+            # The integer is for the binomial test, which takes no other sum.
             wanted += [n * risk, Fraction(math.ceil(n * risk))]
     on_grid = {Fraction(value * _SCALE // 1, _SCALE) for value in wanted}
     return {value for value in on_grid if value <= n and Fraction(float(value)) == value}
@@ -113,7 +113,7 @@ def _decimal(value: Fraction) -> str:
 
 
 def main() -> None:
-    """Writes the file beside this script, one row per line."""
+    """Writes the file next to this script, one row per line."""
     with mpmath.workdps(_DIGITS):
         lines = ",\n".join(json.dumps(row) for row in rows())
     about = "p-values in 60-digit arithmetic; made by make_goldens.py, which says what the columns are"

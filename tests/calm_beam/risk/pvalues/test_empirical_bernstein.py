@@ -1,4 +1,4 @@
-"""The empirical Bernstein p-value is where Maurer and Pontil's bound meets delta."""
+"""At the empirical Bernstein p-value, Maurer and Pontil's bound equals delta."""
 
 import re
 import statistics
@@ -23,7 +23,7 @@ def _p_value(losses: list[float], delta: float) -> float:
 
 @given(losses=_LOSSES, delta=_DELTA)
 def test_bound_at_the_p_value_is_delta(losses: list[float], delta: float) -> None:
-    """At u = p the bound, computed from its textbook form with the sample variance, is delta; 1 stands for no u."""
+    """At u = p the bound, from its textbook form with the sample variance, is delta; a p-value of 1 has no u."""
     n, p_value = len(losses), _p_value(losses, delta)
     with mpmath.workdps(40):
         log = mpmath.log(2 / mpmath.mpf(p_value))
@@ -37,7 +37,7 @@ def test_bound_at_the_p_value_is_delta(losses: list[float], delta: float) -> Non
 
 @given(losses=_LOSSES, delta=_DELTA, excess=st.floats(0, 1))
 def test_larger_squares_make_it_larger(losses: list[float], delta: float, excess: float) -> None:
-    """Rounding the squares up, or giving an upper bound of them, is valid."""
+    """Larger squares, as from rounding up or an upper bound, give a larger p-value, which stays valid."""
     values = np.array(losses)
     n, sums, squares = len(losses), values.sum(), (values**2).sum()
     larger = squares + excess * (n - squares)
@@ -46,14 +46,14 @@ def test_larger_squares_make_it_larger(losses: list[float], delta: float, excess
 
 
 def test_small_variance_pays() -> None:
-    """Losses that all lie near 0.05 are told from 0.06 where Hoeffding-Bentkus, blind to variance, fails."""
+    """Losses near 0.05 are proved below 0.06, where Hoeffding-Bentkus, which ignores the variance, fails."""
     sums, squares = [1000 * 0.05], [1000 * (0.05**2 + 0.01**2)]
     assert empirical_bernstein_p_value(sums, squares, n=1000, delta=0.06)[0] < 0.05
     assert hoeffding_bentkus_p_value(sums, n=1000, delta=0.06)[0] > 0.05
 
 
 def test_is_one_where_nothing_is_shown() -> None:
-    """One example, or a mean of delta and more, gives exactly 1; neither is NaN, nor is a variance of 0."""
+    """One example, or a mean of at least delta, gives exactly 1; neither is NaN, nor is a variance of 0."""
     assert empirical_bernstein_p_value([0.0], [0.0], n=1, delta=0.5).tolist() == [1.0]
     assert empirical_bernstein_p_value([5.0, 6.0, 10.0], [5.0, 6.0, 10.0], n=10, delta=0.5).tolist() == [1.0] * 3
     assert 0 < empirical_bernstein_p_value([0.0], [0.0], n=100, delta=0.5)[0] < 1e-8
@@ -75,6 +75,6 @@ def test_shape_is_kept() -> None:
     ],
 )
 def test_impossible_sums_are_refused(sums: list[float], squares: list[float], message: str) -> None:
-    """Sums that no losses in [0, 1] have are refused by value, such as a variance given in place of the squares."""
+    """Sums that no losses in [0, 1] have, such as a variance in place of the squares, are refused by value."""
     with pytest.raises(ValueError, match=re.escape(message)):
         empirical_bernstein_p_value(sums, squares, n=10, delta=0.1)

@@ -1,4 +1,4 @@
-"""p-values of loss sums: goldens in 60 digits, brute force, and what any of them has to satisfy."""
+"""p-values of loss sums: goldens in 60 digits, brute force, and common properties."""
 
 import json
 import math
@@ -34,13 +34,13 @@ all_p_values = pytest.mark.parametrize("p_value", [hoeffding_p_value, hoeffding_
 
 
 def _assert_agrees(path: pathlib.Path, column: str, *, relative: float) -> tuple[list[float], list[mpmath.mpf]]:
-    """Asserts that every row of the file is met to the relative tolerance, or to 1e-300; returns ours and theirs."""
+    """Asserts that every row of the file is met to the relative tolerance, or to 1e-300; returns both values."""
     rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row[column] is not None]
     assert len(rows) > 100
     computed = [
         _COLUMNS[column](np.array([float(row["total"])]), n=row["n"], delta=float(row["delta"]))[0] for row in rows
     ]
-    # We say 1e-300 of all that is less, which the absolute tolerance covers.
+    # Our p-value for all smaller ones is 1e-300, which the absolute tolerance covers.
     exact = [mpmath.mpf(row[column]) for row in rows]
     np.testing.assert_allclose(computed, [float(value) for value in exact], rtol=relative, atol=1e-300)
     return computed, exact
@@ -48,7 +48,7 @@ def _assert_agrees(path: pathlib.Path, column: str, *, relative: float) -> tuple
 
 @pytest.mark.parametrize("column", _COLUMNS)
 def test_agrees_with_60_digit_arithmetic(column: str) -> None:
-    """Our goldens are met to 1e-11, and from above, down to tails of 1e-200 and up to a million examples."""
+    """60-digit goldens are met to 1e-11, and from above, down to tails of 1e-200 and up to a million examples."""
     computed, exact = _assert_agrees(_GOLDENS, column, relative=1e-11)
     # They are rounded to 20 digits.
     assert all(ours >= theirs * (1 - mpmath.mpf(10) ** -18) for ours, theirs in zip(computed, exact, strict=True))
@@ -94,7 +94,7 @@ def test_at_risk_zero(n: int, delta: float) -> None:
 
 
 def test_each_half_can_decide() -> None:
-    """Far below delta the Bentkus half is the lesser and decides, near delta the divergence does."""
+    """Far below delta the Bentkus half is the smaller, near delta the divergence is."""
     n, delta = 1000, 0.1
     tail = sum(math.comb(n, k) * delta**k * (1 - delta) ** (n - k) for k in range(61))
     divergence = {
@@ -158,7 +158,7 @@ def test_is_monotone_and_in_range(p_value: PValue, n: int, delta: float, shares:
     sums = np.sort(np.concatenate([np.array(shares), np.array(shares) * delta])) * n
     p_values = p_value(sums, n=n, delta=delta)
     assert np.all((p_values >= 0) & (p_values <= 1))
-    # Two sums may be so close that only rounding tells their p-values apart.
+    # Two sums may be so close that only rounding distinguishes their p-values.
     assert np.all(p_values[1:] >= p_values[:-1] * (1 - 1e-11))
     assert np.all(p_values[sums / n >= delta] == 1.0)
 
@@ -166,7 +166,7 @@ def test_is_monotone_and_in_range(p_value: PValue, n: int, delta: float, shares:
 @all_p_values
 @given(n=_N, deltas=st.tuples(_DELTA, _DELTA), share=_SHARE)
 def test_falls_as_delta_grows(p_value: PValue, n: int, deltas: tuple[float, float], share: float) -> None:
-    """A more generous tolerance is never harder to meet."""
+    """A larger tolerance never has a larger p-value."""
     strict, generous = sorted(deltas)
     sums = [share * strict * n]
     assert p_value(sums, n=n, delta=generous)[0] <= p_value(sums, n=n, delta=strict)[0] * (1 + 1e-11)
@@ -182,14 +182,14 @@ def test_bentkus_improves_on_hoeffding(n: int, delta: float, share: float) -> No
 
 @all_p_values
 def test_shape_is_kept(p_value: PValue) -> None:
-    """One p-value comes back per threshold, none for none; the grid size 1 is no scalar."""
+    """There is one p-value per threshold, none for none; a grid of size 1 is no scalar."""
     for shape in ((0,), (1,), (20,)):
         assert p_value(np.zeros(shape), n=10, delta=0.1).shape == shape
 
 
 @all_p_values
 def test_delta_outside_is_refused(p_value: PValue) -> None:
-    """Delta has to be a fraction strictly inside (0, 1)."""
+    """Delta must be strictly inside (0, 1)."""
     for delta in (5, 0, 1, -0.1, math.nan):
         message = f"delta must be in (0, 1), got {delta}. Tolerances are fractions: for 5 % pass delta=0.05."
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -198,7 +198,7 @@ def test_delta_outside_is_refused(p_value: PValue) -> None:
 
 @all_p_values
 def test_n_is_checked(p_value: PValue) -> None:
-    """N has to be a whole number of at least one example."""
+    """N must be an integer of at least 1."""
     with pytest.raises(ValueError, match=re.escape("n must be at least 1, got 0. Is the calibration set empty?")):
         p_value([0.0], n=0, delta=0.1)
     with pytest.raises(TypeError, match=re.escape("n must be an integer, got 10.0.")):

@@ -1,4 +1,4 @@
-"""The names that a manifest may carry, what each asks for, and p-values of losses at hand: for and against a risk."""
+"""The p-values that a manifest may name: their needs, and their values on given losses, for and against a risk."""
 
 import math
 import re
@@ -29,7 +29,7 @@ _LOSSES = np.random.default_rng(4).integers(0, 3, size=(60, 5)) / 8
 
 
 def test_names() -> None:
-    """The registry holds these names, and nobody can add to it."""
+    """The registry holds these names and cannot be changed."""
     assert list(P_VALUES) == [
         "hoeffding",
         "hoeffding_bentkus",
@@ -59,7 +59,7 @@ def test_needs() -> None:
 
 @pytest.mark.parametrize("name", P_VALUES)
 def test_any_evidence_gives_one_p_value_per_threshold(name: str) -> None:
-    """Values lie in [0, 1]; no loss at all is better evidence than loss at delta's level."""
+    """Values are in [0, 1]; no loss at all is better evidence than loss at delta's level."""
     method = P_VALUES[name]
     coins = np.random.default_rng(0).random((400, 1)) < [0.0, 0.1, 0.9]
     fixed = coins.astype(np.int64) * LOSS_SCALE
@@ -92,7 +92,7 @@ def test_every_registered_p_value_is_what_its_function_gives() -> None:
 
 @pytest.mark.parametrize("name", P_VALUES)
 def test_other_axes_are_left_alone(name: str) -> None:
-    """Losses of several calibrations give what each gives alone."""
+    """Several calibrations at once give the values of each alone."""
     losses = np.random.default_rng(6).integers(0, 2, size=(20, 3, 4)).astype(float)
     together = p_values_of(losses, p_value=name, delta=0.6)
     assert together.shape == (3, 4)
@@ -113,7 +113,7 @@ def test_what_cannot_be_tested_is_refused() -> None:
 
 
 def test_coins_give_the_upper_binomial_tail() -> None:
-    """For losses of 0 and 1 the exact p-value is the chance of as many losses or more at delta."""
+    """For losses of 0 and 1 the exact p-value is the probability at delta of at least as many losses."""
     sums = np.arange(31)
     losses = (np.arange(30)[:, None] < sums).astype(float)
     found = excess_p_values(losses, p_value="exact_binomial", delta=0.2)
@@ -122,10 +122,10 @@ def test_coins_give_the_upper_binomial_tail() -> None:
 
 @pytest.mark.parametrize("name", [name for name in P_VALUES if P_VALUES[name].takes_signed])
 def test_signed_losses_are_reversed_around_delta(name: str) -> None:
-    """Large losses are evidence, small ones are none; with the sign left out, the same data say less."""
+    """Large losses are evidence, small ones are none; without their sign, the same data show less."""
     losses = np.tile([[0.5, -0.5], [0.1, -0.1]], (100, 1))
     high, low = excess_p_values(losses, p_value=name, delta=0.1, is_signed=True)
-    # What aims at a level of 5 % first is not as far beyond it.
+    # A p-value that aims at a level of 5 % first is not as far beyond it.
     assert high < (1e-5 if name == "star_bets" else 1e-6)
     assert low == 1
 
@@ -145,7 +145,7 @@ _PAIRS = [(name, world) for name in P_VALUES for world in _WORLDS if name != "ex
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "world"), _PAIRS, ids=[f"{name}, {world.name}" for name, world in _PAIRS])
 def test_risks_up_to_delta_are_seldom_called_larger(name: str, world: World) -> None:
-    """At a risk of delta a p-value of at most 0.05 comes in at most a share 0.05 of all sets."""
+    """At a risk of delta a p-value of at most 0.05 occurs in at most a share 0.05 of all sets."""
     false = np.zeros(2, int)
     for losses in draws(world, replications=2000):
         p_values = excess_p_values(losses, p_value=name, delta=world.delta, is_signed=world.is_signed)
@@ -157,13 +157,13 @@ def test_risks_up_to_delta_are_seldom_called_larger(name: str, world: World) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", P_VALUES)
 def test_risks_far_above_delta_are_found(name: str) -> None:
-    """A risk of three times delta is found with 300 examples, mostly."""
+    """A risk of three times delta is mostly found with 300 examples."""
     losses = np.asarray(np.random.default_rng(2).uniform(size=(300, 200)) < 0.3, dtype=np.float64)
     assert (excess_p_values(losses, p_value=name, delta=0.1) <= 0.05).mean() > 0.9
 
 
 @pytest.mark.parametrize(("is_signed", "loss", "low"), [(False, -0.5, 0), (True, 1.5, -1), (False, math.nan, 0)])
 def test_losses_outside_are_refused(is_signed: bool, loss: float, low: int) -> None:
-    """A loss that is NaN or out of range is named as it was given, not as it was reversed."""
+    """A loss that is NaN or out of range is named as given, not as reversed."""
     with pytest.raises(ValueError, match=re.escape(f"losses[0] must be in [{low}, 1], got {loss}.")):
         excess_p_values([loss], p_value="wsr", delta=0.1, is_signed=is_signed)

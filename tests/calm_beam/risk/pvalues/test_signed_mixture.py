@@ -1,4 +1,4 @@
-"""The mixture of bets, against exact products, and the integers that its state is made of."""
+"""The mixture of bets, against exact products, and the integers of its state."""
 
 import itertools
 import math
@@ -16,16 +16,16 @@ from calm_beam.risk.losses import LOSS_SCALE
 from calm_beam.risk.pvalues import signed_mixture_p_value
 from calm_beam.risk.pvalues.signed_mixture import BETS, mixture_p_value
 
-# Multiples of 2^-20, so that losses are what they are said to be.
+# Multiples of 2^-20, so that losses are exact.
 _LOSS = st.integers(-(2**20), 2**20).map(lambda units: units / 2**20)
 _DELTA = st.floats(min_value=0.001, max_value=0.999)
-# Larger than any in use too: of all shares up to here the accuracy is promised.
+# Larger than any in use too: accuracy is promised for all shares up to here.
 _SHARE = st.one_of(st.sampled_from([*BETS]), st.floats(min_value=0.001, max_value=0.99))
 _UNITS = st.one_of(st.integers(-LOSS_SCALE, LOSS_SCALE), st.sampled_from([-LOSS_SCALE, -1, 0, 1, LOSS_SCALE]))
 
 
 def _exact(losses: list[float], delta: float) -> float:
-    """The p-value in rational arithmetic, from the definition."""
+    """Returns the p-value in rational arithmetic, from the definition."""
     wealth = Fraction(0)
     for share, start in BETS.items():
         eta = Fraction(share) / (1 - Fraction(delta))
@@ -36,7 +36,7 @@ def _exact(losses: list[float], delta: float) -> float:
 @settings(max_examples=50, deadline=None)
 @given(losses=st.lists(_LOSS, min_size=1, max_size=12), delta=_DELTA)
 def test_agrees_with_exact_products(losses: list[float], delta: float) -> None:
-    """The p-value is at least that of the definition, and above it by the rounding of the logarithms alone."""
+    """The p-value is at least that of the definition, and exceeds it by the rounding of logarithms alone."""
     computed = float(signed_mixture_p_value(np.array(losses)[:, None], delta=delta)[0])
     exact = _exact(losses, delta)
     assert exact * (1 - 1e-15) <= computed <= exact * math.exp(1.01 * len(losses) / LOSS_SCALE) * (1 + 1e-12)
@@ -53,7 +53,7 @@ def test_logarithm_is_rounded_down(units: int, delta: float, share: float) -> No
 
 
 def test_logarithms_are_these_integers() -> None:
-    """Committed values: on every machine, however it computes a logarithm, the state has these very digits."""
+    """On every machine, with any logarithm, the state has these committed digits."""
     fixed = np.array([-LOSS_SCALE, -123456789, 0, 1, 98765432, LOSS_SCALE // 3, LOSS_SCALE])
     assert log_capital(fixed, delta=0.05, share=0.6).tolist() == [
         2184927780,
@@ -85,7 +85,7 @@ def test_logarithms_are_these_integers() -> None:
 
 
 def test_blocks_do_not_show() -> None:
-    """Arrays longer than what is done at a time, in any shape, give what single values give."""
+    """Arrays longer than one block, in any shape, give the values of single losses."""
     fixed = np.random.default_rng(1).integers(-LOSS_SCALE, LOSS_SCALE, size=(5, 4001))
     whole = log_capital(fixed, delta=0.1, share=0.3)
     assert whole.shape == fixed.shape
@@ -102,20 +102,20 @@ def test_order_does_not_matter() -> None:
 
 
 def test_bettors_start_with_one_and_cannot_go_bankrupt() -> None:
-    """The starting capitals add up to 1 and stakes leave something over even if every loss is 1."""
+    """The starting capitals add up to 1, and stakes leave a rest even if every loss is 1."""
     assert math.fsum(BETS.values()) <= 1
     assert all(0 < share < 1 for share in BETS)
     assert signed_mixture_p_value(np.ones((10_000, 1)), delta=0.999).tolist() == [1.0]
 
 
 def test_a_mean_of_delta_shows_nothing() -> None:
-    """Losses at delta leave every capital as it was."""
+    """Losses at delta do not change any capital."""
     assert signed_mixture_p_value(np.full((50, 1), 0.25), delta=0.25)[0] == pytest.approx(1, abs=1e-7)
 
 
 @given(losses=st.lists(_LOSS, min_size=1, max_size=8), delta=_DELTA)
 def test_falls_as_losses_fall(losses: list[float], delta: float) -> None:
-    """A loss that is smaller never makes the p-value larger."""
+    """A smaller loss never makes the p-value larger."""
     smaller = [max(-1.0, loss - 0.25) for loss in losses]
     table = np.stack([np.array(losses), np.array(smaller)], axis=1)
     larger_losses, smaller_losses = signed_mixture_p_value(table, delta=delta)
@@ -123,7 +123,7 @@ def test_falls_as_losses_fall(losses: list[float], delta: float) -> None:
 
 
 def test_shape_and_extremes() -> None:
-    """Leading axes are separate calibrations; what is all but certain is 1e-300, neither 0 nor NaN."""
+    """Leading axes are separate calibrations; overwhelming evidence is 1e-300, neither 0 nor NaN."""
     assert signed_mixture_p_value(np.zeros((7, 30, 3)), delta=0.1).shape == (7, 3)
     assert mixture_p_value(np.full((len(BETS), 2), 2**62)).tolist() == [1e-300, 1e-300]
     assert mixture_p_value(np.full((len(BETS), 2), -(2**62))).tolist() == [1.0, 1.0]

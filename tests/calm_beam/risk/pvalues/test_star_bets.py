@@ -16,7 +16,7 @@ _EPSILON = st.floats(min_value=0.001, max_value=0.5)
 
 
 def _by_hand(losses: list[float], delta: float, epsilon: float) -> float:
-    """Bets on one example after the other, knowing those before it alone."""
+    """Returns the p-value of bets on one example after the other that use only earlier ones."""
     log_wealth = highest = 0.0
     seen, squares = 20, 20 * delta * (1 - delta)
     cubes = squares * (1 - 2 * delta)
@@ -37,7 +37,7 @@ def _by_hand(losses: list[float], delta: float, epsilon: float) -> float:
 def test_agrees_with_a_loop(losses: list[float], delta: float, epsilon: float) -> None:
     """The p-value is one over the highest capital of a bettor who sees the examples one by one."""
     computed = float(star_bets_p_value(np.array(losses), delta=delta, epsilon=epsilon))
-    # Bets hang on capitals that are rounded down to multiples of 2^-32.
+    # Bets depend on capitals that are rounded down to multiples of 2^-32.
     assert computed == pytest.approx(_by_hand(losses, delta, epsilon), rel=1e-4)
 
 
@@ -49,7 +49,7 @@ def test_a_bettor_never_goes_bankrupt() -> None:
 
 
 def test_no_loss_at_all_proves_what_it_can() -> None:
-    """Where the exact test needs 59 examples without a loss, this one needs 60, and `wsr` 78."""
+    """The exact test needs 59 examples without a loss, this one 60, and `wsr` 78."""
     assert float(exact_binomial_p_value(0.0, n=59, delta=0.05)) <= 0.05
     for n, is_enough in ((59, False), (60, True)):
         assert (float(star_bets_p_value(np.zeros(n), delta=0.05, epsilon=0.05)) <= 0.05) == is_enough
@@ -58,12 +58,12 @@ def test_no_loss_at_all_proves_what_it_can() -> None:
 
 
 def test_it_goes_on_after_its_goal() -> None:
-    """Good losses have a p-value far below the level, also where little of it would have been enough."""
+    """Good losses have a p-value far below the level, even if few of them were enough."""
     assert float(star_bets_p_value(np.zeros(1000), delta=0.1, epsilon=0.5)) < 1e-9
 
 
 def test_the_level_decides_the_bets() -> None:
-    """Planned at the level that is looked at, more sets are accepted than planned at another one."""
+    """Planned at the tested level, more sets are accepted than planned at another one."""
     losses = (np.random.default_rng(4).uniform(size=(300, 2000)) < 0.06) * 1.0
     shares = [
         [float((star_bets_p_value(losses, delta=0.1, epsilon=planned) <= level).mean()) for planned in (0.2, 0.01)]
@@ -84,7 +84,7 @@ def test_it_proves_more_than_a_single_goal() -> None:
 
 
 def test_columns_are_separate() -> None:
-    """Each column gives what it gives alone."""
+    """Each column gives its value alone."""
     losses = np.random.default_rng(2).integers(-64, 65, size=(500, 3, 70)) / 64
     together = star_bets_p_value(losses, delta=0.02, epsilon=0.1)
     assert together.shape == (3, 70)
@@ -93,7 +93,7 @@ def test_columns_are_separate() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    """Losses outside [-1, 1], no examples, a single number and a level that is no fraction are errors."""
+    """Losses outside [-1, 1], no examples, a single number and a level outside (0, 1) are errors."""
     with pytest.raises(ValueError, match=re.escape("losses[0] must be in [-1, 1], got nan.")):
         star_bets_p_value([math.nan], delta=0.1, epsilon=0.05)
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):

@@ -16,7 +16,7 @@ _DELTA = st.floats(min_value=0.01, max_value=0.9)
 
 
 def _by_hand(losses: list[float], delta: float) -> float:
-    """Bets on one example after the other, knowing those before it alone."""
+    """Returns the p-value of bets on one example after the other that use only earlier ones."""
     wealth = highest = 1.0
     total, squares, seen = delta, delta * (1 - delta), 1
     for loss in losses:
@@ -39,13 +39,13 @@ def test_agrees_with_a_loop(losses: list[float], delta: float) -> None:
 
 
 def test_order_matters() -> None:
-    """The twin of the mixture's law: good news first gives another p-value than good news last."""
+    """Small losses first give another p-value than small losses last (the twin of the mixture's law)."""
     losses = np.array([0.0] * 30 + [1.0] * 10)
     assert wsr_p_value(losses, delta=0.3) < wsr_p_value(losses[::-1], delta=0.3)
 
 
 def test_columns_are_separate() -> None:
-    """Each column gives what it gives alone, also where the table is worked through in parts."""
+    """Each column gives its value alone, also if the table is processed in parts."""
     losses = np.random.default_rng(2).integers(-64, 65, size=(1000, 3, 700)) / 64
     together = wsr_p_value(losses, delta=0.02)
     assert together.shape == (3, 700)

@@ -171,8 +171,6 @@ _SERVING_PACKAGES = [
     "calm_beam.evaluation",
     "calm_beam.exits",
     "calm_beam.exits.measures",
-    "calm_beam.exits.propagations",
-    "calm_beam.exits.schedules",
     "calm_beam.inputs",
     "calm_beam.inputs.losses",
     "calm_beam.inputs.vocabularies",

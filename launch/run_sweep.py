@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import apache_beam as beam
 
-from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.inputs import Reading
 from calm_beam.outputs import COMPLETE, FinishedSweep
-from calm_beam.outputs.prepared import PreparedSweep, prepare_sweep
 from calm_beam.outputs.request import SweepAssignment, SweepRequest
 from calm_beam.storage import is_file, joined
 from calm_beam.transforms import DecodeExamples, ReadExamples
@@ -107,7 +105,7 @@ def prepare_task(
     runs_here: bool = True,
     compares_texts: bool = True,
     **own: Any,
-) -> PreparedSweep:
+) -> "PreparedSweep":
     """Returns the sweep of a request, checked by `prepare_request`.
 
     Args:
@@ -140,7 +138,7 @@ def prepare_request(
     finds_vocabulary: bool = True,
     runs_here: bool = True,
     compares_texts: bool = True,
-) -> PreparedSweep:
+) -> "PreparedSweep":
     """Returns a sweep whose model, vocabulary and first examples have been checked, and prints what was assumed.
 
     Args:
@@ -154,6 +152,10 @@ def prepare_request(
     Raises:
       UsageError: If anything is wrong; nothing has been written.
     """
+    # Here, since they load JAX, and stored generations are calibrated without it.
+    from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
+    from calm_beam.outputs.prepared import prepare_sweep
+
     if patterns is None:
         raise UsageError("--data is missing: files with the examples, or --seqio_task.")
     with as_usage((ValueError, OSError)):

@@ -5,7 +5,7 @@ and every setting is tested:
 
     import apache_beam as beam
     from calm_beam import transforms
-    from calm_beam.risk.setting_sums import RiskTest
+    from calm_beam.risk.testing import RiskTest
 
     tests = [RiskTest(delta=0.05, epsilon=0.05)]
     with beam.Pipeline() as pipeline:

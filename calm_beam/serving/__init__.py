@@ -34,8 +34,7 @@ __getattr__ = on_first_use(
     {
         "continuous": ("BusyError", "ContinuousGenerator"),
         "generator": ("Generator",),
-        "late_references": ("LateReferences",),
         "loss_meter": ("AnsweredRequest", "LossMeter", "MeasuredLoss"),
-        "probe": ("LossProbe",),
+        "probe": ("LateReferences", "LossProbe"),
     },
 )

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from calm_beam.calibration.pareto import CHOOSING, MOST_BY_THEMSELVES, SELECTION
 from calm_beam.calibration.variants import VariantCosts, tests_by_name
 from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.evaluation.flops import DecoderSizes, operations_cost
-from calm_beam.evaluation.performance import encoded_prompts, sampled
 from calm_beam.exits.measures import MEASURES, measure_named
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedules import SCHEDULES
@@ -30,12 +29,14 @@ from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import FLOPS, LATENCY, LAYERS, UNITS, CostRecord, Variant
 from calm_beam.options import listed
-from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import is_file, joined, open_input, replacing, strict_json
 from calm_beam.text import counted
 
 from .request import CalibrateRequest
+
+if TYPE_CHECKING:
+    from calm_beam.outputs.prepared import PreparedSweep
 
 COST_FILE = "token_cost.json"
 
@@ -71,7 +72,7 @@ _MADE_TOKENS, _FIRST_ID = 24, 3
 
 def first_prompts(
     request: CalibrateRequest,
-    sweep: PreparedSweep,
+    sweep: "PreparedSweep",
     *,
     count: int,
     parts: Collection[str],
@@ -104,10 +105,13 @@ def first_prompts(
     ]
     if not found:
         raise UsageError("--exits=auto: no example chooses. Take more examples.")
+    # Here, since it loads JAX, and stored generations are calibrated without it.
+    from calm_beam.evaluation.performance import encoded_prompts, sampled
+
     return [prompt.ids for prompt in encoded_prompts(sweep, sampled(found, count))]
 
 
-def made_prompts(sweep: PreparedSweep, *, count: int) -> list[Sequence[int]]:
+def made_prompts(sweep: "PreparedSweep", *, count: int) -> list[Sequence[int]]:
     """Returns `count` prompts of random token ids, always the same ones, to time if every example tests."""
     width = min(_MADE_TOKENS, sweep.settings.max_input_length)
     ids = np.random.default_rng(0).integers(_FIRST_ID, sweep.checkpoint.config.vocab_size, size=(count, width))
@@ -126,7 +130,7 @@ class CannotChooseError(CalmBeamError):
 
 
 def with_candidates(
-    request: CalibrateRequest, sweep: PreparedSweep, *, output: str, runs_here: bool
+    request: CalibrateRequest, sweep: "PreparedSweep", *, output: str, runs_here: bool
 ) -> tuple[CalibrateRequest, CostRecord]:
     """Returns a request with the candidates to sweep, and the cost of a token.
 
@@ -165,7 +169,7 @@ def with_candidates(
     return dataclasses.replace(request, exits=request.AUTO, candidates=chosen), cost
 
 
-def _most(request: CalibrateRequest, sweep: PreparedSweep, *, runs_here: bool) -> int:
+def _most(request: CalibrateRequest, sweep: "PreparedSweep", *, runs_here: bool) -> int:
     """Returns the largest number of candidates that the examples, the test and the memory allow."""
     examples = count_examples(sweep.data, at_most=_CANDIDATES[-1][0])
     count = max(most for least, most in _CANDIDATES if examples is None or examples >= least)
@@ -211,7 +215,7 @@ def _candidates(depth: int, *, has_classifier: bool, decays: bool, tau: float | 
             yield Variant(tau=tau, confidence=measure, min_exit_layer=lowest, exit_interval=interval)
 
 
-def _lowest(variant: Variant, sweep: PreparedSweep) -> int:
+def _lowest(variant: Variant, sweep: "PreparedSweep") -> int:
     """Returns the lowest layer that a variant lets exit."""
     rule = dataclasses.replace(sweep.settings.rule, **variant.fields_of_rule())
     return rule.exit_layers(sweep.checkpoint.config.num_decoder_layers)[0]
@@ -219,7 +223,7 @@ def _lowest(variant: Variant, sweep: PreparedSweep) -> int:
 
 def _kept_or_found(
     request: CalibrateRequest,
-    sweep: PreparedSweep,
+    sweep: "PreparedSweep",
     tried: Sequence[Variant],
     *,
     output: str,
@@ -250,7 +254,7 @@ def _kept_or_found(
 
 
 def _measured(
-    request: CalibrateRequest, sweep: PreparedSweep, tried: Sequence[Variant], *, selection_share: float | None
+    request: CalibrateRequest, sweep: "PreparedSweep", tried: Sequence[Variant], *, selection_share: float | None
 ) -> CostRecord:
     """Returns the cost of a token in seconds on this machine."""
     # Imported here, since they load JAX.

@@ -839,14 +839,14 @@ def test_a_damaged_risk_table(
 
 _KILLED = """
 import os, signal, sys
-from calm_beam.launch.certify import command
+from calm_beam.launch.certify import run
 from calm_beam.launch.cli import main
 
 def die(*arguments, **named):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if sys.argv[1] == "report":
-    command._report = die
+    run._report = die
 else:
     # After the temporary file was written, and before it is the risk table.
     import calm_beam.storage._local as local

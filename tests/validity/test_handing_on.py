@@ -24,7 +24,7 @@ def _plan() -> Plan:
     return build_plan_record(
         tests=tuple(dataclasses.replace(test, delta=delta) for delta in (0.1, 0.2, 0.3, 0.4)),
         thresholds=(0.9, 0.8),
-        holdout_share=0.5,
+        confirm_share=0.5,
         confirm_path=CONFIRM_PATH,
         joint_epsilon=_EPSILON,
         joint_procedure=HAND_ON,

@@ -18,7 +18,7 @@ Content = tuple[object, ...]
 
 @dataclasses.dataclass
 class _Branch:
-    """What one branch has generated, and who made the nodes that each layer has of it."""
+    """The tokens of one branch, and the branch that made each layer's node of each of them."""
 
     prompt: int
     tokens: list[int]
@@ -49,7 +49,7 @@ def _propagation(*, separates_exit: bool) -> Propagation:
 
 
 class _Simulation:
-    """A tree driven with random tokens and exits, as the sweep drives it, beside the histories of all branches."""
+    """A tree driven with random tokens and exits, as the sweep drives it, together with the histories of all branches."""
 
     def __init__(
         self,

@@ -281,7 +281,7 @@ def test_the_batch_does_not_matter(decoder: str, batch_size: int, precision: Pre
     """With any number of slots, any order, a prompt alone or twice, every prompt has the same outputs.
 
     In bfloat16 that is no promise, since a sum can end on either side of a tie, and on which depends on the processor:
-    the few branches beside one are left out.
+    few branches next to one are left out.
     """
     checkpoint, alone = _model(), _outputs(decoder, precision=precision)
     # Rows that exit at one layer would not affect each other.

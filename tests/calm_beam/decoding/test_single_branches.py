@@ -11,7 +11,7 @@ from calm_beam.decoding.kv_cache import SingleBranches
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 @hypothesis.given(seed=st.integers(0, 2**32), slots=st.integers(1, 5), steps=st.integers(1, 7))
 def test_paths_are_kept_and_nodes_never_shared(seed: int, slots: int, steps: int) -> None:
-    """Every branch attends to the nodes that it was given, none of which anybody else has, until it gives them back."""
+    """Every branch attends to the nodes that it was given, which no other branch has, until it gives them back."""
     generator = np.random.default_rng(seed)
     branches = SingleBranches(slots=slots, steps=steps, capacity=1)
     given: dict[int, list[int]] = {}

@@ -75,7 +75,7 @@ def test_rounded_products_are_not_certified() -> None:
         precision = Precision(matmul_precision=products)
         assert _form("auto", precision=precision) == "exact"
         assert _form("exact", precision=precision) == "exact"
-        with pytest.raises(ValueError, match=f"exit_head 'int8' needs matmul_precision highest, got '{precision}'"):
+        with pytest.raises(ValueError, match=f"exit_head 'int8' needs matmul_precision highest, got '{products}'"):
             _form("int8", precision=precision)
 
 

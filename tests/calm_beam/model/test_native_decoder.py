@@ -92,7 +92,7 @@ def _case(kind: str, *, scale_of_queries: float = 1.0) -> _Case:
     nodes = _ROWS + generator.permutation(_NODES - _ROWS)[:_ROWS]
     branches, below = (generator.permutation(_ROWS) for _ in range(2))
     paths[branches, steps] = nodes
-    # What comes later in a path, before what is seen of it, or behind a source, may be anything.
+    # Entries later in a path, before what is seen of it, or behind a source, may be anything.
     paths[branches[:, None], np.arange(_STEPS)] = np.where(
         np.arange(_STEPS) <= steps[:, None], paths[branches], np.int64(_ROWS - 1)
     )

@@ -1,7 +1,12 @@
-"""The type of state propagations: how the cache of skipped layers is filled."""
+"""State propagations: what a layer that a token skipped computes its keys and values from.
+
+Standard library only: manifests are checked by these names.
+"""
 
 import dataclasses
 import enum
+import types
+from collections.abc import Mapping
 
 
 class PassedOn(enum.Enum):
@@ -46,3 +51,37 @@ class Propagation:
     def needs_full_model(self) -> bool:
         """Whether every layer has to run for every token, so that exits save nothing."""
         return self.passed_on is PassedOn.NOTHING
+
+
+# CALM, "State propagation": d^k = d^j.
+FROM_EXIT = Propagation(
+    name="from_exit",
+    meaning="skipped layers make keys and values of the exit layer's state",
+    passed_on=PassedOn.EXIT_STATE,
+)
+
+# The released T5X code passes on `decoder_hidden`, which is the first exit's state.
+FROM_FIRST_EXIT = Propagation(
+    name="from_first_exit",
+    meaning="skipped layers make keys and values of the state of the first layer that may exit",
+    passed_on=PassedOn.FIRST_STATE,
+)
+
+# Nothing is skipped.
+FULL_CACHE = Propagation(
+    name="full_cache",
+    meaning="nothing is skipped, the cache is the full model's; for analysis",
+    passed_on=PassedOn.NOTHING,
+)
+
+# CALM, "State propagation": the ablation that does badly.
+PROJECTED = Propagation(
+    name="projected",
+    meaning="skipped layers copy keys and values of the exit layer",
+    passed_on=PassedOn.KEYS_VALUES,
+)
+
+PROPAGATIONS: Mapping[str, Propagation] = types.MappingProxyType(
+    {propagation.name: propagation for propagation in (FROM_EXIT, FROM_FIRST_EXIT, FULL_CACHE, PROJECTED)}
+)
+"""The state propagations by name."""

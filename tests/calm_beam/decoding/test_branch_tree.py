@@ -49,7 +49,7 @@ def _propagation(*, separates_exit: bool) -> Propagation:
 
 
 class _Simulation:
-    """A tree driven with random tokens and exits, as the sweep drives it, together with the histories of all branches."""
+    """A tree driven with random tokens and exits, as a sweep drives it, with the histories of all branches."""
 
     def __init__(
         self,

@@ -286,7 +286,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_certified_heads_are_needed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that fits only without them is refused, with the flag to leave them out; `auto` has none of a small head."""
+    """A model that fits only without them is refused with the flag to leave them out; `auto` gives small heads none."""
     sizes: dict[str, Any] = {"num_branches": 2, "steps": 8, "source": 16}
     config = build_config(vocab_size=20_000, emb_dim=256)
     exact, auto = (memory.least_need(config, memory.Demand(**sizes, exit_head=form)) for form in ("exact", "auto"))

@@ -16,7 +16,7 @@ _ROOT = pathlib.Path(__file__).parents[3]
 # README, code, wide tables, a tree of flags, docstrings, a schema, and pictures.
 _PAGES = (
     "index",
-    "tutorials/embedded",
+    "tutorials/demo",
     "commands",
     "measurements",
     "laptop",

@@ -90,14 +90,14 @@ class _Measured:
         dtype: str,
     ) -> None:
         self._checkpoint, self._settings, self._prompts = checkpoint, settings, prompts
-        self._vocabulary, self._dtype, self._arithmetic = vocabulary, dtype, Precision(dtype=dtype)
+        self._vocabulary, self._dtype, self._precision = vocabulary, dtype, Precision(dtype=dtype)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
         start = time.perf_counter()
         decoder = Decoder(
             checkpoint,
             sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length),
             max_input_length=settings.max_input_length,
-            precision=self._arithmetic,
+            precision=self._precision,
         )
         self.sweep = _in_order(dict(decoder.decode(prompts)))
         seconds = time.perf_counter() - start
@@ -157,7 +157,7 @@ class _Measured:
             self._checkpoint,
             branches[:1],
             max_input_length=self._settings.max_input_length,
-            precision=self._arithmetic,
+            precision=self._precision,
         )
         return [
             [
@@ -174,7 +174,7 @@ class _Measured:
             self._checkpoint,
             branches[0],
             max_input_length=self._settings.max_input_length,
-            precision=self._arithmetic,
+            precision=self._precision,
         )
         return [
             [_output(result) for result in _in_order(dict(first.at(branch).decode(self._prompts[:count])))]

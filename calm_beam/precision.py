@@ -48,7 +48,7 @@ class Precision:
         """Bytes per number of weights, states, keys and values."""
         return 4 if self.dtype == "float32" else 2
 
-    def recorded_precision(self) -> str | None:
+    def recorded_matmul_precision(self) -> str | None:
         """Returns the precision of matrix products as records write it; None where they leave it out."""
         return None if self.matmul_precision == "highest" else self.matmul_precision
 

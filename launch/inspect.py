@@ -164,7 +164,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     console.print(f"  read from {printable_line(model.uri)}", soft_wrap=True)
     console.print(
         f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
-        f"from {first} on{steps}; {printable_line(decode.arithmetic_in_words())}."
+        f"from {first} on{steps}; {printable_line(decode.precision_in_words())}."
     )
     console.print(printable_line(engine_in_words(manifest)))
     if near_ties := near_ties_in_words(manifest):

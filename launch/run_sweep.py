@@ -153,7 +153,7 @@ def prepare_request(
       UsageError: If anything is wrong; nothing has been written.
     """
     # Here, since they load JAX, and stored generations are calibrated without it.
-    from calm_beam.decoding.engine_choice import Machine, slow_arithmetic
+    from calm_beam.decoding.engine_choice import Machine, slow_precision
     from calm_beam.outputs.prepared import prepare_sweep
 
     if patterns is None:
@@ -168,6 +168,6 @@ def prepare_request(
     say_detail(prepared.memory)
     assert prepared.settings.engine is not None, "a prepared sweep has one"
     say(f"engine: {prepared.settings.engine.in_words()}")
-    if runs_here and (caution := slow_arithmetic(prepared.settings.precision, Machine.here())):
+    if runs_here and (caution := slow_precision(prepared.settings.precision, Machine.here())):
         say(caution)
     return prepared

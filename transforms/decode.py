@@ -311,8 +311,8 @@ class _DecodeShard(beam.DoFn):
         self._progress.report("loading", 1)
         # Not before there is something to decode: a run that only finds what is stored loads no model.
         models = self._loaded_models()
-        lanes = sum(assignment.lanes for assignment in self._assignments)
-        with models.borrowed() as loaded, ShardStopwatch(loaded.decoder, lanes=lanes) as watch:
+        num_branches = sum(assignment.num_branches for assignment in self._assignments)
+        with models.borrowed() as loaded, ShardStopwatch(loaded.decoder, num_branches=num_branches) as watch:
             # Beam counts nothing before the end, and until the first prompt is decoded, XLA compiles.
             self._progress.report("compiling", 1)
             limit = failure_limit(first.max_failures, examples=count)

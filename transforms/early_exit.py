@@ -34,7 +34,6 @@ from .metrics import NAMESPACE, DecodeMetrics
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
     from calm_beam.serving.host import ModelHost
-    from calm_beam.serving.questions import HostedModel, Question, Reply
 
 
 # Pickled with what is made here: workers of one launcher share hosts, those of another have their own.

@@ -53,7 +53,7 @@ class Steps:
         self, config: ModelConfig, precision: Precision, placement: Placement, *, sizes: Sizes = _OF_A_SWEEP
     ) -> None:
         """Describes their arguments."""
-        self._config, self._arithmetic, self._at, self._sizes = config, precision, placement, sizes
+        self._config, self._precision, self._at, self._sizes = config, precision, placement, sizes
         self._model = network_of(config, precision=precision)
         self._layers = config.num_decoder_layers
         self._tree = placement.tree(precision)
@@ -62,7 +62,7 @@ class Steps:
 
     def all(self) -> Iterator[Program]:
         """Yields every step; with those that rows of any number go through, the same for one prompt."""
-        smallest = Steps(self._config, self._arithmetic, self._at, sizes=_SMALLEST)
+        smallest = Steps(self._config, self._precision, self._at, sizes=_SMALLEST)
         alike = {each.name: each for each in smallest._every()}
         for program in self._every():
             is_alike = program.function in (
@@ -84,13 +84,13 @@ class Steps:
     def _keys_values(self, *before: int, positions: int) -> tuple[Any, Any]:
         config = self._config
         shape = (*before, config.num_kv_heads, positions, config.head_dim)
-        pair = self._at.array(*shape, dtype=self._arithmetic.dtype, axis=len(before), of=config.num_kv_heads)
+        pair = self._at.array(*shape, dtype=self._precision.dtype, axis=len(before), of=config.num_kv_heads)
         return pair, pair
 
     def _store(self) -> tuple[Any, Any]:
         config = self._config
         shape = (self._sizes.nodes, config.num_kv_heads * config.head_dim)
-        store = self._at.array(*shape, dtype=self._arithmetic.dtype, axis=1, of=config.num_kv_heads)
+        store = self._at.array(*shape, dtype=self._precision.dtype, axis=1, of=config.num_kv_heads)
         return store, store
 
     def _told(self, kind: type[ToldRows], several: int = 0) -> Any:
@@ -252,9 +252,7 @@ class Steps:
             function=weights._path_terms,
             arguments=(self._model, _STEPS, {"params": self._tree}),
         )
-        store = ArrayType(
-            (self._sizes.nodes, self._config.num_kv_heads * self._config.head_dim), self._arithmetic.dtype
-        )
+        store = ArrayType((self._sizes.nodes, self._config.num_kv_heads * self._config.head_dim), self._precision.dtype)
         yield Program(
             name="room for keys and values",
             placement=self._at,

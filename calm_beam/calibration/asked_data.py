@@ -37,7 +37,7 @@ def groups_of_data(data: DataFiles) -> tuple[GroupRecord, ...]:
       DataError: If a row is malformed or names no group, or there are too many groups.
     """
     key = data.reading.group_key
-    assert key is not None, "whoever asks for groups has named the field"
+    assert key is not None, "groups have a field"
     examples = (
         example
         for index, path in enumerate(data.files)

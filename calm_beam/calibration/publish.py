@@ -205,7 +205,7 @@ def decode_record(settings: DecodeSettings) -> DecodeRecord:
         max_decode_length=settings.max_decode_length,
         task_prefix=settings.task_prefix,
         dtype=settings.precision.dtype,
-        matmul_precision=settings.precision.recorded_precision(),
+        matmul_precision=settings.precision.recorded_matmul_precision(),
         engine=settings.engine,
     )
 

@@ -207,7 +207,7 @@ def check_assigned(found: EngineRecord, assigned: EngineRecord | None) -> None:
         )
 
 
-def slow_arithmetic(precision: Precision, machine: Machine) -> str | None:
+def slow_precision(precision: Precision, machine: Machine) -> str | None:
     """Returns a warning if a processor has no instructions for the precision's type; else None."""
     if precision.dtype != "bfloat16" or machine.platform != "cpu":
         return None

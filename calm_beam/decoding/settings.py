@@ -138,7 +138,7 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
         max_input_length=decode.max_input_length,
         max_decode_length=decode.max_decode_length,
         task_prefix=decode.task_prefix,
-        precision=recorded_arithmetic(decode),
+        precision=recorded_precision(decode),
         engine=decode.engine,
     )
 
@@ -157,7 +157,7 @@ def recorded_rule(decode: DecodeRecord) -> ExitRule:
     )
 
 
-def recorded_arithmetic(decode: DecodeRecord) -> Precision:
+def recorded_precision(decode: DecodeRecord) -> Precision:
     """Returns the precision that a manifest records.
 
     Raises:

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from calm_beam.evaluation.splits import BLEU_ROWS
 from calm_beam.inputs.examples import DataError
 from calm_beam.manifest import Objective, PlannedTest
 from calm_beam.metrics.corpus_bleu import bleu_of
@@ -28,7 +27,7 @@ from calm_beam.risk.testing import p_values_for
 from calm_beam.storage import open_input, replacing
 from calm_beam.text import counted
 
-from .splits import SplitTotals
+from .splits import BLEU_ROWS, SplitTotals
 
 if TYPE_CHECKING:
     from .serving_speed import Speedup

@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import Self
 
-from calm_beam.inputs.examples import DataError
 from calm_beam.storage import absolute, is_cloud_path, is_file, is_folder, list_files, open_input, why_no_file
 from calm_beam.storage import stat as cloud_stat
 
+from .examples import DataError
 from .formats import check_installed, format_of
 from .reading import AS_USUAL, Reading, is_seqio
 from .tensorflow_formats import seqio_shards

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from calm_beam.extras import MissingExtraError
-from calm_beam.inputs.examples import (
+from calm_beam.storage import open_input, version
+
+from .examples import (
     CHAT,
     DEFAULT_KEYS,
     DataError,
@@ -23,8 +25,6 @@ from calm_beam.inputs.examples import (
     numbered_lines,
     parse_examples,
 )
-from calm_beam.storage import open_input, version
-
 from .reading import AS_USUAL, FilePart, Reading, WholeFiles, is_seqio
 from .tensorflow_formats import SeqIOTasks, TFRecord
 

@@ -14,10 +14,10 @@ import zlib
 from collections.abc import Sequence
 
 from calm_beam.errors import UsageError
-from calm_beam.inputs.examples import DataError, Example, mixed_prompts
 from calm_beam.storage import open_input, size
 from calm_beam.text import counted
 
+from .examples import DataError, Example, mixed_prompts
 from .files import DataFiles
 from .formats import FORMATS, format_of, place_of, read_examples
 from .reading import Reading, SeqIOShard, is_seqio, seqio_name

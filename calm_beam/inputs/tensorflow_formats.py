@@ -20,10 +20,10 @@ from google.protobuf.message import DecodeError
 
 from calm_beam.errors import CalmBeamError, UserCode
 from calm_beam.extras import imported, tensorflow_on_cpu
-from calm_beam.inputs.examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from calm_beam.storage import open_input, writing
 from calm_beam.text import counted
 
+from .examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from .reading import FilePart, Reading, SeqIOShard, WholeFiles, task_and_split
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack
 
 from calm_beam.errors import ManifestError
 from calm_beam.inputs.vocabularies import VocabularyRecord
-from calm_beam.manifest.notebook import html_of
 from calm_beam.storage.record_values import Items, Text, UtcTime, shown
 from calm_beam.storage.records import Record, checked_keys
 from calm_beam.storage.strict_json import content_digest
@@ -43,6 +42,7 @@ from ._rounds import (
     rules_of_ends,
 )
 from ._tests import OF_VARIANTS
+from .notebook import html_of
 
 SCHEMAS = {1: "calm-beam/manifest/v1", 2: "calm-beam/manifest/v2"}
 """The `schema` of files, by format version. The last is written, all are read."""

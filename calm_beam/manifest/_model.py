@@ -207,7 +207,7 @@ class DecodeRecord(ExitRuleRecord):
         """Returns the exit rule."""
         return ExitRuleRecord(**{each.name: getattr(self, each.name) for each in fields(ExitRuleRecord)})
 
-    def arithmetic_in_words(self) -> str:
+    def precision_in_words(self) -> str:
         """Returns a short description of the precision in which the model computes."""
         if self.matmul_precision is None:
             return self.dtype

@@ -130,11 +130,11 @@ class PreparedSweep:
         settings.rule.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
         return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
 
-    def check_lanes(self, lanes: int, *, runs_here: bool) -> None:
+    def check_branches(self, num_branches: int, *, runs_here: bool) -> None:
         """Refuses a number of branches for which there is no room.
 
         Args:
-          lanes: Number of branches: all thresholds of all variants that share a sweep, each with the full model.
+          num_branches: Number of branches: all thresholds of all variants that share a sweep, each with the full model.
           runs_here: Whether this machine decodes.
 
         Raises:
@@ -143,11 +143,11 @@ class PreparedSweep:
         settings = self.settings
         checked_least_tokens(
             self.request.max_cache_tokens,
-            num_branches=lanes,
+            num_branches=num_branches,
             steps=settings.max_decode_length,
             source=settings.max_input_length,
         )
-        check_fits(self.request, settings, self.checkpoint.config, lanes=lanes, runs_here=runs_here)
+        check_fits(self.request, settings, self.checkpoint.config, num_branches=num_branches, runs_here=runs_here)
 
     def that_confirms(self, thresholds: Sequence[float], *, variant: Variant | None, part: Split) -> Self:
         """Returns the sweep over the holdout by the serving decoder, at the thresholds that selection has chosen.
@@ -228,7 +228,7 @@ def prepare_sweep(
         request,
         request.settings,
         checkpoint.config,
-        lanes=1 + len(request.settings.thresholds),
+        num_branches=1 + len(request.settings.thresholds),
         runs_here=runs_here,
     )
     head = checkpoint.config.vocab_size
@@ -337,7 +337,7 @@ def _check_model(request: SweepRequest, config: ModelConfig) -> None:
 
 
 def check_fits(
-    request: WorkerSettings, settings: DecodeSettings, config: ModelConfig, *, lanes: int, runs_here: bool
+    request: WorkerSettings, settings: DecodeSettings, config: ModelConfig, *, num_branches: int, runs_here: bool
 ) -> str:
     """Refuses a model that cannot fit into this machine's memory if it decodes, and returns a sentence on memory use.
 
@@ -345,7 +345,7 @@ def check_fits(
       request: How workers decode.
       settings: The decode settings, which name the engine.
       config: The model.
-      lanes: Branches of a prompt.
+      num_branches: Branches of a prompt.
       runs_here: Whether this machine decodes.
 
     Raises:
@@ -353,7 +353,7 @@ def check_fits(
     """
     assert settings.engine is not None, "it was chosen before"
     demand = Demand(
-        num_branches=lanes,
+        num_branches=num_branches,
         steps=settings.max_decode_length,
         source=settings.max_input_length,
         max_cache_tokens=request.max_cache_tokens,
@@ -445,7 +445,7 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
     request, engine = _answered_by_engine(request, settings, checkpoint, runs_here=runs_here)
     config = checkpoint.config
     of_engine = dataclasses.replace(settings, engine=engine)
-    memory = check_fits(request, of_engine, config, lanes=1, runs_here=runs_here)
+    memory = check_fits(request, of_engine, config, num_branches=1, runs_here=runs_here)
     return PreparedAnswers(
         request=request,
         data=data,

@@ -154,7 +154,7 @@ class Assignment(WorkerSettings):
     vocabulary_path: str | None
 
     @property
-    def lanes(self) -> int:
+    def num_branches(self) -> int:
         """Number of branches of a prompt that a worker decodes."""
         return 1
 
@@ -178,7 +178,7 @@ class SweepAssignment(Assignment):
     goes_on: bool = False
 
     @property
-    def lanes(self) -> int:
+    def num_branches(self) -> int:
         """Number of branches that a worker decodes: the thresholds not in `above`, and the full model unless it is."""
         thresholds = len(self.job.settings.thresholds)
         return 1 + thresholds if self.above is None else thresholds - len(self.above.thresholds)

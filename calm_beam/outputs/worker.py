@@ -29,14 +29,13 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.prompts import Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
-from calm_beam.outputs.generate import SweptPart, generate
 from calm_beam.serving.answer import Answer, AnyPrompt, PromptError, ServedRequest
 from calm_beam.serving.generator import Generator
 from calm_beam.serving.loss_meter import AnsweredRequest, LossMeter, MeasuredLoss
 from calm_beam.storage import size
 from calm_beam.storage.free_memory import peak_bytes
 
-from .generate import ServedBranches
+from .generate import ServedBranches, SweptPart, generate
 from .job import StoredGenerations
 from .request import BATCH, AnswerAssignment, Assignment, SweepAssignment
 from .rows import Answered, Generation
@@ -387,15 +386,15 @@ class _Decoder(Protocol):
 class ShardStopwatch:
     """Times the decoding of one shard, from entering the context until the shard is stored."""
 
-    def __init__(self, decoder: _Decoder, *, lanes: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, decoder: _Decoder, *, num_branches: int, clock: Callable[[], float] = time.perf_counter) -> None:
         """Starts timing.
 
         Args:
           decoder: Counts its work.
-          lanes: Number of branches that it decodes.
+          num_branches: Number of branches that it decodes.
           clock: Returns seconds.
         """
-        self._decoder, self._lanes, self._clock = decoder, lanes, clock
+        self._decoder, self._num_branches, self._clock = decoder, num_branches, clock
         self._compiling = CompileTime()
         self._began, self._cpu = time.time(), time.process_time()
         self._start = self._lap_start = clock()
@@ -454,7 +453,7 @@ class ShardStopwatch:
             shard=stored.shard,
             digest=stored.digest,
             examples=stored.examples,
-            lanes=self._lanes,
+            lanes=self._num_branches,
             slots=self._decoder.slots,
             began=round(self._began, 3),
             seconds=round(self._clock() - self._start, 6),

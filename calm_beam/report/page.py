@@ -236,7 +236,7 @@ def facts(manifest: Manifest) -> list[list[str]]:
             f"prompts up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}",
         ],
         ["Task prefix", repr(decode.task_prefix) if decode.task_prefix else "none"],
-        ["Precision", decode.arithmetic_in_words()],
+        ["Precision", decode.precision_in_words()],
         ["Engine", engine_in_words(manifest).removeprefix("Engine: ").removesuffix(".")],
         *([["Near ties", near_ties.removeprefix("Near ties, ").removesuffix(".")]] if near_ties else []),
         ["Calibration set", ", ".join(map(short_place, data.patterns))],

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.memory import keep_freed_memory
-from calm_beam.decoding.settings import recorded_arithmetic
+from calm_beam.decoding.settings import recorded_precision
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration, EntryChoice, Manifest, ManifestError, read_manifest
 from calm_beam.precision import Precision
@@ -146,7 +146,7 @@ class ModelHost:
 
     def _checkpoint_for(self, manifest: Manifest) -> Checkpoint:
         """Returns the model with its weights on the device, as a manifest has them."""
-        precision = recorded_arithmetic(manifest.decode)
+        precision = recorded_precision(manifest.decode)
         if precision not in self._on_device:
             self._on_device[precision] = on_device(
                 self._checkpoint, precision, model_parallelism=self._model.model_parallelism

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from calm_beam.errors import ManifestError
-from calm_beam.storage.strict_json import content_digest
 
 from .record_values import Check, Truth, shown
+from .strict_json import content_digest
 
 
 class Record:

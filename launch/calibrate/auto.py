@@ -179,7 +179,7 @@ def _most(request: CalibrateRequest, sweep: "PreparedSweep", *, runs_here: bool)
     for most in range(count, 1, -1):
         try:
             # One sweep decodes all of them.
-            sweep.check_lanes(most * (1 + len(sweep.settings.thresholds)), runs_here=runs_here)
+            sweep.check_branches(most * (1 + len(sweep.settings.thresholds)), runs_here=runs_here)
         except ValueError:
             continue
         return most

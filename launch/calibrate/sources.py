@@ -17,7 +17,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.report.command import ReportedModel
-from calm_beam.launch.run_sweep import decoded, reading
+from calm_beam.launch.run_sweep import decoded, prepare_request, reading
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import Plan
@@ -236,9 +236,6 @@ class StoredSource:
 
 def prepared_sweep(request: CalibrateRequest, output: str, *, workers: Workers) -> "PreparedSweep":
     """Returns the sweep of a request's first variant, with the weights of the model."""
-    # Imported here, since it needs JAX, which calibrating stored generations does not.
-    from calm_beam.launch.run_sweep import prepare_request
-
     asked = sweep_request(request, num_shards=begun_shards(request, output))
     return prepare_request(asked, request.patterns, reading=request.own_reading, runs_here=workers.are_here)
 

@@ -33,7 +33,7 @@ from calm_beam.evaluation.performance import (
     sampled,
     tradeoff_variants,
 )
-from calm_beam.evaluation.sensitivity import KINDS, Sensitivity, measure_sensitivity
+from calm_beam.evaluation.sensitivity import KINDS, PerturbationDecoder, Sensitivity, measure_sensitivity
 from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.preview import read_all_examples
@@ -65,7 +65,6 @@ from .sweeps import Cell, checked_output, decoded_by, prepared_sample, sweep_wor
 
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Checkpoint
-    from calm_beam.evaluation.sensitivity import PerturbationDecoder
 
 
 # Meanings of the columns of a performance, for a note below the table.
@@ -157,8 +156,6 @@ def _propagation_findings(task: Task, found: Sequence[Measured]) -> Findings:
 
 
 def _prepared_sensitivity(request: SensitivityRequest, run: PreparedSweep) -> PreparedExperiment:
-    from calm_beam.evaluation.sensitivity import PerturbationDecoder
-
     decoder = PerturbationDecoder(
         run.checkpoint,
         positions=request.places,
@@ -171,9 +168,7 @@ def _prepared_sensitivity(request: SensitivityRequest, run: PreparedSweep) -> Pr
     return PreparedExperiment(measure=functools.partial(_sensitivity_findings, decoder, request.rank))
 
 
-def _sensitivity_findings(
-    decoder: "PerturbationDecoder", rank: int, task: Task, decoded: Callable[[], None]
-) -> Findings:
+def _sensitivity_findings(decoder: PerturbationDecoder, rank: int, task: Task, decoded: Callable[[], None]) -> Findings:
     found = measure_sensitivity(task, decoder, decoded=decoded)
     if not found:
         raise DataError("no output is long enough to have one of the --positions. Name lower ones.")

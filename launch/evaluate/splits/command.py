@@ -22,7 +22,7 @@ from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.outcomes import SplitResults, Spread, Summary, by_test, read_grid, read_trials, summary_row
 from calm_beam.evaluation.performance import sampled
-from calm_beam.evaluation.serving_speed import Speedup
+from calm_beam.evaluation.serving_speed import Speedup, measure_speedups
 from calm_beam.evaluation.splits import OutputCounter, Splits, StoredMeasure, find_measures, have_references
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
@@ -364,7 +364,6 @@ def _speedups(
     # Here, since it loads JAX.
     from calm_beam.decoding.branches import Branch
     from calm_beam.decoding.early_exit import EarlyExitDecoder
-    from calm_beam.evaluation.serving_speed import measure_speedups
     from calm_beam.inputs.prompts import encode_prompt
 
     measures = run.measures

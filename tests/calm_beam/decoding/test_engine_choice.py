@@ -12,7 +12,7 @@ from calm_beam.decoding import engine_choice
 from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.engine_choice import Machine, asked_like, check_assigned, chosen_engine, slow_arithmetic
+from calm_beam.decoding.engine_choice import Machine, asked_like, check_assigned, chosen_engine, slow_precision
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
@@ -224,13 +224,13 @@ def test_decoders_say_what_they_are() -> None:
 def test_a_processor_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor without bfloat16 instructions is reported before decoding, but not on a GPU or in float32."""
     monkeypatch.setattr(engine_choice, "_features", lambda: frozenset({"avx2", "fma"}))
-    said = slow_arithmetic(_BFLOAT16, _HERE)
+    said = slow_precision(_BFLOAT16, _HERE)
     assert said is not None
     assert "no bfloat16 instructions" in said
-    assert slow_arithmetic(FLOAT32, _HERE) is None
-    assert slow_arithmetic(_BFLOAT16, _GPU) is None
+    assert slow_precision(FLOAT32, _HERE) is None
+    assert slow_precision(_BFLOAT16, _GPU) is None
     monkeypatch.setattr(engine_choice, "_features", lambda: frozenset({"avx512_bf16"}))
-    assert slow_arithmetic(_BFLOAT16, _HERE) is None
+    assert slow_precision(_BFLOAT16, _HERE) is None
 
 
 def test_the_platform_is_found_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:

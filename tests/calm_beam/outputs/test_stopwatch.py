@@ -30,7 +30,7 @@ def test_laps_have_four_steps_or_more(tmp_path: pathlib.Path) -> None:
     decoder = _Decoder()
     job = build_job()
     where = StoredGenerations(directory=str(tmp_path), job=job)
-    with ShardStopwatch(decoder, lanes=3, clock=lambda: decoder.now) as watch:
+    with ShardStopwatch(decoder, num_branches=3, clock=lambda: decoder.now) as watch:
         for steps in (1, 4, 0, 6, 2):
             for _ in range(steps):
                 decoder.step(10)
@@ -52,7 +52,7 @@ def test_a_store_that_refuses_the_file_ends_nothing(tmp_path: pathlib.Path) -> N
     """If the store refuses the file, there is no timing, and no error."""
     decoder = _Decoder()
     where = StoredGenerations(directory=str(tmp_path / "gone"), job=build_job())
-    with ShardStopwatch(decoder, lanes=3, clock=lambda: decoder.now) as watch:
+    with ShardStopwatch(decoder, num_branches=3, clock=lambda: decoder.now) as watch:
         pass
     (tmp_path / "here.parquet").touch()
     write_generations(tmp_path / "here.parquet", [], digest="sha256:1")
@@ -66,7 +66,7 @@ def test_compiling_is_told_apart() -> None:
     import jax.numpy as jnp
 
     decoder = _Decoder()
-    with ShardStopwatch(decoder, lanes=1) as watch:
+    with ShardStopwatch(decoder, num_branches=1) as watch:
         jax.jit(lambda x: jnp.sin(x) * 3.25)(jnp.ones(17)).block_until_ready()
         assert watch._compiling.seconds() > 0
     assert watch._compiling.seconds() == pytest.approx(watch._compiling.seconds())

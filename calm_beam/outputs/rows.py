@@ -120,9 +120,10 @@ def write_generations(
     """
     rows = []
     for generation in generations:
-        row = dataclasses.asdict(generation)
+        # Not `dataclasses.asdict`, which copies every token: it took a fifth of a run's time.
+        row = {**vars(generation), "outputs": [vars(output) for output in generation.outputs]}
         row[_REJECTED] = row.pop("max_rejected_confidence")
-        rows.append({**row.pop("example"), **row})
+        rows.append({**vars(row.pop("example")), **row})
     has_groups = any(row[_GROUP] is not None for row in rows)
     outputs = [output for row in rows for output in row["outputs"]]
     has_near_ties, has_costs = (any(output[name] is not None for output in outputs) for name in ("near_tie", "cost"))

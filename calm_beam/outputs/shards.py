@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calm_beam.errors import CalmBeamError
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 AnyPath = str | os.PathLike[str]
 
 _ABOUT_KEY = b"calm_beam"
-_CONTENT_KEY = b"calm_beam_content"
+_CONTENT_KEY = b"calm_beam_columns"
+# In files of earlier versions.
+_CONTENT_OF_ROWS_KEY = b"calm_beam_content"
 _ROWS_AT_A_TIME = 1024
 # Most characters of the Parquet library's message.
 _LONGEST_REASON = 200
@@ -197,7 +199,7 @@ def write_shard(
     table = pyarrow.Table.from_pylist(rows, schema=schema)
     content = _ContentDigest(described)
     for batch in table.to_batches(_ROWS_AT_A_TIME):
-        content.add(batch.to_pylist())
+        content.add(batch)
     table = table.replace_schema_metadata({_ABOUT_KEY: described, _CONTENT_KEY: content.hexdigest()})
     with replacing(path, overwrite=overwrite) as temporary:
         # Without checksums, a flipped bit could go unnoticed as another token.
@@ -295,27 +297,70 @@ def shard_rows(path: AnyPath, *, only: Collection[str] | None = None) -> Iterato
 
     with open_shard(path) as file:
         metadata = file.schema_arrow.metadata
-        content = _ContentDigest(metadata[_ABOUT_KEY])
+        is_of_rows = _CONTENT_KEY not in metadata
+        content = (_RowsDigest if is_of_rows else _ContentDigest)(metadata[_ABOUT_KEY])
         for batch in file.iter_batches(_ROWS_AT_A_TIME, use_threads=False):
             if only is not None:
                 wanted = pyarrow.array(only, pyarrow.string())
                 batch = batch.filter(pyarrow.compute.is_in(batch["id"], value_set=wanted))
-            rows = batch.to_pylist()
-            content.add(rows)
-            yield from rows
-        if only is None and content.hexdigest() != metadata[_CONTENT_KEY]:
+            else:
+                content.add(batch)
+            yield from batch.to_pylist()
+        if only is None and content.hexdigest() != metadata[_CONTENT_OF_ROWS_KEY if is_of_rows else _CONTENT_KEY]:
             raise ValueError("its content is not what was written")
 
 
 class _ContentDigest:
-    """A digest of a shard's content: Parquet pages have checksums, but their index and schema have none."""
+    """A digest of a shard's content: Parquet pages have checksums, but their index and schema have none.
+
+    Each column, or field of a nested one, has a digest of its own, so that it does not matter how rows are batched.
+    """
+
+    def __init__(self, about: bytes) -> None:
+        self._about = about
+        self._columns: dict[str, Any] = collections.defaultdict(hashlib.sha256)
+
+    def add(self, batch: "pyarrow.RecordBatch") -> None:
+        """Adds rows to the digest, in their order."""
+        for name, values in zip(batch.schema.names, batch.columns, strict=True):
+            self._add(name, values)
+
+    def _add(self, name: str, values: "pyarrow.Array") -> None:
+        import pyarrow.compute
+
+        kind = values.type
+        # A nested type may be written and read under different names.
+        digest = self._columns[name if pyarrow.types.is_nested(kind) else f"{name} {kind}"]
+        digest.update(values.is_valid().to_numpy(zero_copy_only=False).tobytes())
+        if pyarrow.types.is_struct(kind):
+            for field, children in zip(kind, values.flatten(), strict=True):
+                self._add(f"{name}.{field.name}", children)
+        elif pyarrow.types.is_list(kind):
+            digest.update(pyarrow.compute.list_value_length(values).fill_null(0).to_numpy().tobytes())
+            self._add(f"{name}.items", values.flatten())
+        elif pyarrow.types.is_string(kind):
+            present = values.fill_null("")
+            digest.update(pyarrow.compute.binary_length(present).to_numpy().tobytes())
+            digest.update("".join(present.to_pylist()).encode())
+        else:
+            present = values.fill_null(pyarrow.scalar(0).cast(kind))
+            digest.update(present.to_numpy(zero_copy_only=False).tobytes())
+
+    def hexdigest(self) -> bytes:
+        """Returns 64 hexadecimal digits."""
+        columns = {name: digest.hexdigest() for name, digest in self._columns.items()}
+        return hashlib.sha256(self._about + json.dumps(columns, sort_keys=True).encode()).hexdigest().encode()
+
+
+class _RowsDigest:
+    """The digest of a shard's content in files of earlier versions: of its rows as JSON."""
 
     def __init__(self, about: bytes) -> None:
         self._digest = hashlib.sha256(about)
 
-    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+    def add(self, batch: "pyarrow.RecordBatch") -> None:
         """Adds rows to the digest, in their order."""
-        for row in rows:
+        for row in batch.to_pylist():
             self._digest.update(json.dumps(row).encode())
 
     def hexdigest(self) -> bytes:

@@ -1,5 +1,8 @@
 """Stored generations."""
 
+import contextlib
+import hashlib
+import json
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -97,6 +100,38 @@ def test_an_output_without_tokens_survives(tmp_path: pathlib.Path) -> None:
     empty = Generation(example=_example(), truncated=False, duplicate=False, failure=None, outputs=(_output(),))
     write_generations(path, [empty])
     assert list(read_generations(path)) == [empty]
+
+
+def test_files_of_earlier_versions_are_read(tmp_path: pathlib.Path) -> None:
+    """Their digest is that of their rows as JSON; a wrong one is refused."""
+    path = tmp_path / "shard.parquet"
+    write_generations(path, _GENERATIONS)
+    table = pyarrow.parquet.read_table(path)
+    about = table.schema.metadata[b"calm_beam"]
+    content = about + b"".join(json.dumps(row).encode() for row in table.to_pylist())
+    for digest, is_right in ((hashlib.sha256(content).hexdigest(), True), ("0" * 64, False)):
+        earlier = table.replace_schema_metadata({b"calm_beam": about, b"calm_beam_content": digest})
+        pyarrow.parquet.write_table(earlier, path)
+        with contextlib.nullcontext() if is_right else pytest.raises(OutputsError, match="not what was written"):
+            assert list(read_generations(path)) == _GENERATIONS
+
+
+@pytest.mark.parametrize("column", ["text", "tokens", "confidences", "line", "failure"])
+def test_another_value_is_another_content(column: str, tmp_path: pathlib.Path) -> None:
+    """A file with another value in any column, but the digest of the first, is refused."""
+    path = tmp_path / "shard.parquet"
+    write_generations(path, _GENERATIONS)
+    table = pyarrow.parquet.read_table(path)
+    rows = table.to_pylist()
+    changed: dict[str, Any] = {"line": 7, "failure": ""}
+    if column in changed:
+        rows[0][column] = changed[column]
+    else:
+        values = rows[0]["outputs"][0][column]
+        rows[0]["outputs"][0][column] = values[:-1] if column == "text" else [*values[:-1], 3]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=table.schema), path)
+    with pytest.raises(OutputsError, match="not what was written"):
+        list(read_generations(path))
 
 
 def test_some_generations_are_read(tmp_path: pathlib.Path) -> None:

@@ -29,6 +29,7 @@ from .shards import (
     StoredShard,
     damage_told,
     open_shard,
+    shard_batches,
     shard_rows,
     stored_shard,
     write_shard,
@@ -181,13 +182,11 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
         generation, and only if all are read.
     """
     with damage_told(path):
-        for row in shard_rows(path, only=only):
-            example = {name: _as_tuple(row.pop(name)) for name in _EXAMPLE_FIELDS if name in row}
-            outputs = tuple(
-                Output(**{name: _as_tuple(value) for name, value in output.items()}) for output in row.pop("outputs")
-            )
-            rejected = _as_tuple(row.pop(_REJECTED))
-            yield Generation(example=Example(**example), outputs=outputs, max_rejected_confidence=rejected, **row)
+        for batch in shard_batches(path, only=only):
+            for row in _rows(batch):
+                example = {name: row.pop(name) for name in _EXAMPLE_FIELDS if name in row}
+                rejected = row.pop(_REJECTED)
+                yield Generation(example=Example(**example), max_rejected_confidence=rejected, **row)
 
 
 def stored_failures(path: str) -> list[tuple[str, str]]:
@@ -205,7 +204,7 @@ def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[
     Args:
       path: A file of `write_generations`.
     """
-    return {(row["input"], _as_tuple(row["input_ids"])) for row in _columns(path, "input", "input_ids")}
+    return {(row["input"], row["input_ids"]) for row in _columns(path, "input", "input_ids")}
 
 
 def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
@@ -214,8 +213,7 @@ def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
     Args:
       path: A file of `write_generations`.
     """
-    rows = _columns(path, *_EXAMPLE_FIELDS)
-    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in rows]
+    return [Example(**row) for row in _columns(path, *_EXAMPLE_FIELDS)]
 
 
 def stored_groups(path: str | os.PathLike[str]) -> list[str | None]:
@@ -231,15 +229,36 @@ def _columns(path: str | os.PathLike[str], *names: str) -> list[dict[str, Any]]:
     """Returns some columns of a shard, by row; the column of groups is omitted if the file has none."""
     with open_shard(path) as file:
         stored = [name for name in names if name != _GROUP or name in file.schema_arrow.names]
-        rows: list[dict[str, Any]] = file.read(columns=stored, use_threads=False).to_pylist()
-    return rows
+        table = file.read(columns=stored, use_threads=False)
+        return [row for batch in table.to_batches() for row in _rows(batch)]
 
 
-def _as_tuple(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    # Only nested lists are converted element by element: the flat ones are long.
-    return tuple(map(_as_tuple, value)) if value and isinstance(value[0], list) else tuple(value)
+def _rows(batch: "pyarrow.RecordBatch") -> Iterator[dict[str, Any]]:
+    """Yields rows with tuples for lists; column by column, this is several times as fast as `to_pylist`."""
+    columns = [_values(column) for column in batch.columns]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch.schema.names, values, strict=True))
+
+
+def _values(column: "pyarrow.Array") -> list[Any]:
+    import pyarrow
+
+    if pyarrow.types.is_list(column.type):
+        items = _values(column.flatten())
+        ends = np.cumsum(column.value_lengths().fill_null(0).to_numpy()).tolist()
+        starts = (0, *ends)
+        return [
+            tuple(items[start:end]) if is_valid else None
+            for start, end, is_valid in zip(starts, ends, column.is_valid().to_pylist(), strict=False)
+        ]
+    if pyarrow.types.is_struct(column.type):
+        # The only structs are outputs.
+        names = [field.name for field in column.type]
+        fields = map(_values, column.flatten())
+        return [Output(**dict(zip(names, values, strict=True))) for values in zip(*fields, strict=True)]
+    is_plain = pyarrow.types.is_primitive(column.type) and not column.null_count
+    values: list[Any] = column.to_numpy(zero_copy_only=False).tolist() if is_plain else column.to_pylist()
+    return values
 
 
 def write_in_data_order(

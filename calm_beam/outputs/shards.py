@@ -277,12 +277,19 @@ def whole_shard(path: str) -> StoredShard:
     """
     shard = stored_shard(path)
     # The digest is compared after the last row.
-    collections.deque(shard_rows(path), maxlen=0)
+    collections.deque(shard_batches(path), maxlen=0)
     return shard
 
 
-def shard_rows(path: AnyPath, *, only: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a file, in the order in which they were written.
+def shard_rows(path: AnyPath) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a file, in the order in which they were written; errors are those of `shard_batches`."""
+    with damage_told(path):
+        for batch in shard_batches(path):
+            yield from batch.to_pylist()
+
+
+def shard_batches(path: AnyPath, *, only: Collection[str] | None = None) -> "Iterator[pyarrow.RecordBatch]":
+    """Yields the rows of a file in batches, in the order in which they were written.
 
     Args:
       path: A file of `write_shard`.
@@ -300,12 +307,12 @@ def shard_rows(path: AnyPath, *, only: Collection[str] | None = None) -> Iterato
         is_of_rows = _CONTENT_KEY not in metadata
         content = (_RowsDigest if is_of_rows else _ContentDigest)(metadata[_ABOUT_KEY])
         for batch in file.iter_batches(_ROWS_AT_A_TIME, use_threads=False):
-            if only is not None:
-                wanted = pyarrow.array(only, pyarrow.string())
-                batch = batch.filter(pyarrow.compute.is_in(batch["id"], value_set=wanted))
-            else:
+            if only is None:
                 content.add(batch)
-            yield from batch.to_pylist()
+                yield batch
+            else:
+                wanted = pyarrow.array(only, pyarrow.string())
+                yield batch.filter(pyarrow.compute.is_in(batch["id"], value_set=wanted))
         if only is None and content.hexdigest() != metadata[_CONTENT_OF_ROWS_KEY if is_of_rows else _CONTENT_KEY]:
             raise ValueError("its content is not what was written")
 

@@ -1,5 +1,6 @@
 """The manifest as a whole: its parts, what must agree between them, its digest."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar, Unpack
@@ -178,7 +179,8 @@ class WrittenManifest(Record, Generic[_Entry]):
         if entry.example_risk is not None and self.data.clusters is None:
             raise ManifestError(f"{at}.example_risk must be left out where there is no data.clusters")
 
-    @property
+    # Cached, since a service tells it in every answer.
+    @functools.cached_property
     def digest(self) -> str:
         """The digest of the content, `"sha256:"` and 64 hexadecimal digits."""
         return content_digest(self._content())

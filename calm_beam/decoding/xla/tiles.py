@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -113,15 +114,19 @@ def made_by_part(
         shape[axis] = size
         return jnp.full(shape, fill, of_part.dtype)
 
+    # Traced once, for shapes and the loop: tracing a model takes longer than compiling a small one.
+    traced, of_part = jax.make_jaxpr(compute, return_shape=True)(jax.ShapeDtypeStruct((), np.int32, weak_type=True))
+    run = jax.extend.core.jaxpr_as_fun(traced)
+
     def put(index: Any, made: Any) -> Any:
         first = index * part
         return jax.tree.map(
             lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=axis),
             made,
-            apart(compute(first)),
+            apart(jax.tree.unflatten(jax.tree.structure(of_part), run(first))),
         )
 
-    return jax.lax.fori_loop(0, parts, put, jax.tree.map(whole, jax.eval_shape(compute, 0)))
+    return jax.lax.fori_loop(0, parts, put, jax.tree.map(whole, of_part))
 
 
 def _is_one_part(size: int, part: int) -> bool:

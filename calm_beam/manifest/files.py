@@ -30,7 +30,8 @@ def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None
     """Returns the manifest in a file, after checking that it can be trusted.
 
     Args:
-      path: A local file, or `gs://bucket/name`, for which google-cloud-storage has to be installed.
+      path: A local file, the local folder of a calibration, or `gs://bucket/name`, for which google-cloud-storage has
+        to be installed.
       model_fingerprint: Fingerprint of the model about to be served. None leaves the check to the caller.
 
     Returns:
@@ -76,7 +77,9 @@ def _content(path: str | os.PathLike[str]) -> bytes:
     from calm_beam.storage import open_input
 
     if os.path.isdir(path):
-        raise ManifestError(f"manifest {os.fspath(path)}: is a folder. Name the manifest.json in it.")
+        folder, path = path, os.path.join(path, MANIFEST)
+        if not os.path.exists(path):
+            raise ManifestError(f"manifest {os.fspath(folder)}: is a folder, and has no {MANIFEST}.")
     with open_input(path) as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:

@@ -177,10 +177,12 @@ def test_a_missing_file_is_an_os_error(tmp_path: pathlib.Path) -> None:
         read_manifest(tmp_path / "absent.json")
 
 
-def test_a_folder_is_refused_in_words(tmp_path: pathlib.Path) -> None:
-    """A folder is refused with the name of the file in it, though commands accept the folder of a calibration."""
-    with pytest.raises(ManifestError, match=f"{re.escape(str(tmp_path))}: is a folder. Name the manifest.json in it"):
+def test_the_folder_of_a_calibration_will_do(tmp_path: pathlib.Path) -> None:
+    """A folder stands for the manifest in it, as for commands; one without a manifest is refused in words."""
+    with pytest.raises(ManifestError, match=f"{re.escape(str(tmp_path))}: is a folder, and has no manifest.json"):
         read_manifest(tmp_path)
+    (tmp_path / "manifest.json").write_text(manifest_text(build_manifest()))
+    assert read_manifest(tmp_path) == build_manifest()
 
 
 def test_errors_name_the_file(tmp_path: pathlib.Path) -> None:

@@ -131,10 +131,12 @@ def measure(request: SuitabilityRequest) -> Measured:
         prompts = encoded_prompts(run, sampled(examples, request.max_examples))
     with shown_progress(enabled=True) as progress:
         found, pairs = _measured(run, prompts, request=request, progress=progress)
+        progress.report("timing", 1)
+        here = _here(run, pairs, found=found) if request.device is None else None
     measured = Measured(
         run=run,
         found=found,
-        here=_here(run, pairs, found=found) if request.device is None else None,
+        here=here,
         on_device=None if request.device is None else _on_device(run, pairs, found=found, device=request.device),
         sample=sample_in_words(prompts, len(examples)),
         output=output,

@@ -17,9 +17,10 @@ from . import say
 _READING, _LOADING, _COMPILING = "reading", "loading the model", "compiling"
 _DECODING, _SCORING = "decoding", "scoring"
 _PREDICTING = "computing what every layer predicts"
+_TIMING = "measuring what a token takes"
 _BEFORE_THE_FIRST = (_LOADING, _COMPILING)
 # Without a count of what is done, seconds tell that something is.
-_TIMED = (*_BEFORE_THE_FIRST, _PREDICTING)
+_TIMED = (*_BEFORE_THE_FIRST, _PREDICTING, _TIMING)
 
 _TERMINAL_SECONDS = 0.3
 _LOG_SECONDS = 10.0
@@ -101,7 +102,7 @@ def _line(phase: str, read: int, *, decoded: int, in_phase: float, in_all: float
     if phase == _READING:
         return f"{phase} for {in_phase:.0f} s"
     # Time before the first prompt (loading, compiling) is not repeated.
-    since = f" for {in_phase:.0f} s" if phase == _PREDICTING else ""
+    since = f" for {in_phase:.0f} s" if phase in _TIMED else ""
     left = f", about {in_phase / decoded * (read - decoded):.0f} s left" if phase == _DECODING else f"; {phase}{since}"
     return f"decoded {decoded} of {prompts} in {in_all:.0f} s{left}"
 
@@ -127,6 +128,8 @@ def _phase_of(counts: Mapping[str, int]) -> str:
             return _DECODING
         # Each is told when it begins; once a prompt is decoded, all of them are over.
         return _COMPILING if "compiling" in counts else _LOADING if "loading" in counts else _READING
+    if "timing" in counts:
+        return _TIMING
     if "predicting" in counts:
         return _PREDICTING
     return _SCORING if counts.get("read") else _READING

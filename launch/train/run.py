@@ -9,6 +9,7 @@ import functools
 import math
 import shlex
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -52,13 +53,24 @@ class StepBar:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("compiling", total=None, completed=done)
+        self._is_shown = False
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "StepBar":
         self._bar.start()
+        if not self._console.is_terminal:
+            self._watcher.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._ended.set()
         self._bar.stop()
+
+    def _watch(self) -> None:
+        """Says now and then that steps are computed, until the first one is shown: compiling may take minutes."""
+        while not (self._ended.wait(_SECONDS_BETWEEN_LINES) or self._is_shown):
+            self.say(f"compiling, then the first steps, for {self.elapsed:.0f} s")
 
     @property
     def elapsed(self) -> float:
@@ -72,6 +84,7 @@ class StepBar:
 
     def show(self, step: int, steps: int, *, text: str) -> None:
         """Shows that a step of `steps` is done, with some text about it."""
+        self._is_shown = True
         self._bar.update(self._task, total=steps, completed=step, description=text)
         is_due = time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES or step == steps
         if not self._console.is_terminal and is_due:

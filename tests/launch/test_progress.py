@@ -87,6 +87,7 @@ def test_work_that_is_done_twice_counts_once(tmp_path: pathlib.Path) -> None:
         ({"read": 8, "stored": 8}, "scoring"),
         ({"read": 8, "loading": 1, "compiling": 1, "decoded": 8}, "scoring"),
         ({"read": 8, "compiling": 1, "decoded": 8, "predicting": 1}, "computing what every layer predicts"),
+        ({"read": 8, "decoded": 8, "predicting": 1, "timing": 1}, "measuring what a token takes"),
     ],
 )
 def test_what_a_run_is_doing(counts: dict[str, int], phase: str) -> None:

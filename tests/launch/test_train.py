@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import calm_beam.launch.train.run
 from calm_beam.checkpoints import fingerprint, load_checkpoint
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
+from calm_beam.launch.terminal import PlainConsole
 from calm_beam.launch.train.request import TrainRequest
 from calm_beam.training.config import ClassifierConfig, TrainingConfig
 from calm_beam.training.train import train
@@ -448,3 +450,15 @@ def test_defaults_are_those_of_the_settings() -> None:
         "output": "out",
     }
     assert TrainRequest(**both, stage="classifier").classifier_config() == ClassifierConfig()
+
+
+def test_first_steps_are_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until the first report, which compiling may hold back for minutes, a line now and then says what takes time."""
+    monkeypatch.setattr(calm_beam.launch.train.run, "_SECONDS_BETWEEN_LINES", 0.05)
+    with calm_beam.launch.train.run.StepBar(PlainConsole()) as bar:
+        time.sleep(0.3)
+        bar.show(1, 2, text="loss 1.0")
+        shown = capsys.readouterr().out
+        time.sleep(0.2)
+    assert re.match(r"(compiling, then the first steps, for \d+ s\n)+step 1/2, loss 1.0, \d+ s left\n$", shown)
+    assert capsys.readouterr().out == ""

@@ -137,6 +137,11 @@ def scrolled(content: str, *, label: str, kind: str = "") -> str:
     return f'<div class="{kinds}" role="region" aria-label="{html.escape(label)}" tabindex="0">{content}</div>'
 
 
+def words(text: str) -> Cell:
+    """Returns a cell of words, which may be broken into lines."""
+    return Cell(text, kind="words")
+
+
 def threshold_cell(threshold: float | None) -> Cell:
     """Returns a cell with a threshold; None never exits, and is sorted as safer than any."""
     return Cell("never exit", 2.0) if threshold is None else number(threshold, "g")

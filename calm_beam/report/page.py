@@ -111,6 +111,7 @@ def results(
             _entry(entry, rows, manifest=manifest, objective=objectives.index(_measured(entry)), factors=factors)
             for entry, rows in zip(manifest.calibrations, lines, strict=True)
         ],
+        "served": manifest.plan.serve if manifest.plan is not None else None,
         "condition": CONDITION,
         "together": together_in_words(manifest),
         "rounds": rounds_in_words(manifest),

@@ -7,6 +7,7 @@ was won, and the risk.
 
 import dataclasses
 import html
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Protocol
@@ -71,7 +72,14 @@ class Tested(Protocol):
 
 
 def setting_chart(
-    rows: Sequence[Tested], *, chosen: str | None, width: int, height: int, is_large: bool, costs: str = "cost"
+    rows: Sequence[Tested],
+    *,
+    chosen: str | None,
+    width: int,
+    height: int,
+    is_large: bool,
+    costs: str = "cost",
+    begins: Sequence[int] = (0,),
 ) -> str:
     """Returns an SVG of one test: every setting's risk in testing order, with delta and the decisions.
 
@@ -82,6 +90,7 @@ def setting_chart(
       height: Of the part above the labels.
       is_large: Whether settings have labels and costs bars.
       costs: What costs are called.
+      begins: Indices at which a sequence of tests begins, the first one included; no line joins two sequences.
     """
     delta = rows[0].delta
     risks = [row.risk for row in rows]
@@ -98,7 +107,7 @@ def setting_chart(
     below = 30 + (_COST_HEIGHT + 12 if known else 0) if is_large else 6
     parts = [
         *grid_lines(frame, round_numbers(*frame.y_ends), written="{:g}".format),
-        *_curve(frame, rows, chosen=chosen),
+        *_curve(frame, rows, chosen=chosen, begins=begins),
     ]
     if is_large:
         parts += _names(frame, rows, chosen=chosen)
@@ -149,17 +158,17 @@ def capital_text(look: SettingLook) -> str:
     return f"{10**power:.3g}" if abs(power) < _MOST_POWER else f"1e{power:.0f}"
 
 
-def _curve(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
+def _curve(frame: Frame, rows: Sequence[Tested], *, chosen: str | None, begins: Sequence[int]) -> list[str]:
     delta, y = rows[0].delta, frame.y(rows[0].delta)
     parts = [
         f'<rect class="within" x="{frame.left}" y="{y:.1f}" width="{frame.right - frame.left:.1f}" '
         f'height="{max(frame.bottom - y, 0):.1f}"/>'
     ]
-    tested = [index for index, row in enumerate(rows) if row.tested]
-    last = max(tested, default=0)
-    for name, indices in (("path after", range(last, len(rows))), ("path", range(last + 1))):
-        points = points_text([(frame.x(index), frame.y(rows[index].risk)) for index in indices])
-        parts.append(f'<polyline class="{name}" points="{points}"/>')
+    for begin, end in itertools.pairwise((*begins, len(rows))):
+        last = max((index for index in range(begin, end) if rows[index].tested), default=begin)
+        for name, indices in (("path after", range(last, end)), ("path", range(begin, last + 1))):
+            points = points_text([(frame.x(index), frame.y(rows[index].risk)) for index in indices])
+            parts.append(f'<polyline class="{name}" points="{points}"/>')
     # At the end where no risk comes near.
     to_begin, to_end = (min(abs(row.risk - delta) for row in end) for end in (rows[: len(rows) // 3 + 1], rows[-2:]))
     parts += level_line(frame, delta, name=f"δ = {delta:g}", is_at_end=to_end > to_begin)
@@ -292,12 +301,14 @@ class Panel:
       about: Text about the promise.
       tested: What was tested, in that order, and what was not.
       chosen: The name of what was chosen; None if nothing is safe.
+      begins: Indices at which a sequence of tests begins.
     """
 
     found: str
     about: str
     tested: Sequence[Tested]
     chosen: str | None
+    begins: Sequence[int] = (0,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -337,7 +348,13 @@ class PlainPage(Page):
     def text(self) -> str:
         """Returns the page; raises as `written` does."""
         chart = setting_chart(
-            self.first.tested, chosen=self.first.chosen, width=1056, height=300, is_large=True, costs=self.costs
+            self.first.tested,
+            chosen=self.first.chosen,
+            width=1056,
+            height=300,
+            is_large=True,
+            costs=self.costs,
+            begins=self.first.begins,
         )
         legend = f'<ul class="legend">{"".join(_legend(*each) for each in _LEGEND)}</ul>'
         panels = "".join(map(_panel, self.panels[:_MOST_PANELS]))
@@ -365,7 +382,7 @@ def sentence_html(entry: Calibration, manifest: Manifest) -> str:
 
 
 def _panel(panel: Panel) -> str:
-    chart = setting_chart(panel.tested, chosen=panel.chosen, width=320, height=170, is_large=False)
+    chart = setting_chart(panel.tested, chosen=panel.chosen, width=320, height=170, is_large=False, begins=panel.begins)
     return (
         f'<figure class="panel"><figcaption><strong>{html.escape(panel.found)}</strong> '
         f"<span>{prose(panel.about)}</span></figcaption>{chart}</figure>"

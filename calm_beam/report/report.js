@@ -2,7 +2,7 @@
 
 const data = JSON.parse(byId("data").textContent);
 const firstPromise = data.entries.findIndex((entry) => entry.chosen > 0);
-const state = { entry: Math.max(firstPromise, 0), lane: 0, isWhole: false, query: "", onlyChanged: false, shown: PAGE };
+const state = { entry: data.served ?? Math.max(firstPromise, 0), lane: 0, isWhole: false, query: "", onlyChanged: false, shown: PAGE };
 state.lane = data.entries[state.entry].chosen;
 
 // A promise of a tail is about the share of outputs that lose more.

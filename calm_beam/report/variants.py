@@ -8,7 +8,7 @@ from calm_beam.manifest import EACH_VARIANT, Calibration, Manifest, confirmation
 from calm_beam.risk.rules import tail_in_words
 from calm_beam.text import counted
 
-from .document import Cell, number, table, threshold_cell
+from .document import Cell, number, table, threshold_cell, words
 from .page import facts, short_name
 from .plain import Panel, PlainPage, sentence_html, verdict
 from .promise import CONDITION, cautions, confirmation_of_test, together_in_words
@@ -42,8 +42,8 @@ def build_variants_page(calibrated: Calibrated) -> str:
     assert manifest.plan.pareto is not None
     name = _names(calibrated.table[0])
     pairs = list(zip(manifest.calibrations, calibrated.table, strict=True))
-    # The first promise that lets anything exit, as on pages with scripts.
-    (first, rows), *others = sorted(pairs, key=lambda pair: pair[0].threshold is None)
+    # The promise that is served, or else the first that lets anything exit, as on pages with scripts.
+    (first, rows), *others = sorted(pairs, key=lambda pair: (pair[0] is not manifest.served, pair[0].threshold is None))
     variants = "; ".join(variant.in_words() for variant in manifest.plan.pareto.variants)
     return PlainPage(
         kind="calibration report",
@@ -100,6 +100,12 @@ def _panel(entry: Calibration, rows: Sequence[RiskRow], *, name: Callable[[RiskR
             for row in path
         ],
         chosen=chosen,
+        # Tested by itself, each variant has a sequence of its own.
+        begins=[
+            index
+            for index, row in enumerate(path)
+            if index == 0 or (entry.procedure == EACH_VARIANT and row.variant != path[index - 1].variant)
+        ],
     )
 
 
@@ -162,7 +168,7 @@ def _entries(manifest: Manifest) -> str:
         "layers",
         "layers saved",
         "risk",
-        "p-value",
+        "tested by",
         "tested",
         "first not proved",
         *(["confirmation"] if manifest.confirmation is not None else []),
@@ -179,13 +185,13 @@ def _entries(manifest: Manifest) -> str:
                 number(entry.delta, "g"),
                 number(entry.promised_epsilon),
                 threshold_cell(entry.threshold),
-                "" if entry.variant is None else entry.variant.in_words(),
+                words("" if entry.variant is None else entry.variant.in_words()),
                 number(entry.layers, ".2f"),
                 number(1 - entry.layers / layers, ".0%"),
                 number(entry.risk, ".4f"),
                 entry.p_value,
                 number(len(entry.path), "d"),
-                at,
+                words(at),
                 *([confirmation_in_words(entry)] if manifest.confirmation is not None else []),
             )
         )

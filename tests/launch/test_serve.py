@@ -70,6 +70,19 @@ def test_the_named_entry_is_served(
     )
     page = (served / "report.html").read_text(encoding="utf-8")
     assert "The plan named the entry that is served before any loss was seen" in page
+    assert json.loads(page.split('id="data">')[1].split("</script>")[0])["served"] == 1
+
+
+def test_the_report_of_variants_opens_with_the_named_entry(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The first sentence is about the entry that is served, whichever others were proved."""
+    for delta in ("0.9", "0.95"):
+        output = tmp_path / delta
+        asked = ("--confidence=softmax,static", "--delta=0.9,0.95", f"--serve=textual,{delta}")
+        assert _calibrate(model, data, output, *asked) == 0
+        sentence = (output / "report.html").read_text(encoding="utf-8").split('<p class="sentence')[1].split("</p>")[0]
+        assert f"{delta} token_f1" in sentence
 
 
 def test_without_a_name_none_is_taken(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -38,3 +39,14 @@ def test_the_tolerance_is_named_where_no_risk_is_near(risks: Sequence[float], is
     drawn = setting_chart(_rows(risks, delta=0.1), chosen=None, width=320, height=170, is_large=False)
     (name,) = re.findall(r'<text class="delta-name"[^>]*>', drawn)
     assert ('text-anchor="end"' in name) is is_at_the_end
+
+
+def test_no_line_joins_two_sequences_of_tests() -> None:
+    """Variants that were tested by themselves have curves of their own, with all points and no line between them."""
+    rows = _rows((0.01, 0.12, 0.02, 0.03, 0.04), delta=0.1)
+    settings: dict[str, Any] = {"chosen": None, "width": 320, "height": 170, "is_large": False}
+    curves = [
+        [len(points.split()) for points in re.findall(r'<polyline class="path" points="([^"]*)"', drawn)]
+        for drawn in (setting_chart(rows, **settings), setting_chart(rows, **settings, begins=(0, 2)))
+    ]
+    assert curves == [[5], [2, 3]]

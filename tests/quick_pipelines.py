@@ -52,7 +52,7 @@ def keeping_views(view: Callable[[Any, type], Any]) -> Callable[[Any, type], Any
     def view_as(options: Any, kind: type) -> Any:
         views = kept.setdefault(options, {})
         found = views.get(kind)
-        # What was replaced as a whole is no longer shared.
+        # Values that were replaced as a whole are no longer shared.
         if found is None or found._all_options is not options._all_options or found._flags is not options._flags:
             found = views[kind] = view(options, kind)
         return found

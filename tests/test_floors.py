@@ -225,7 +225,7 @@ _BEAM = ("apache_beam", "google.cloud")
 _OF_EXTRAS = ("tensorflow", "seqio", "sacrebleu", "rapidfuzz")
 
 
-# What each module must not load, by the interpreter in which it is imported; those that load more come later.
+# Packages that each module must not load, by the interpreter that imports it; modules that load more come later.
 _ABSENT: dict[str, dict[str, tuple[str, ...]]] = {
     "without numpy": {
         "calm_beam": ("numpy", "jax", *_BEAM),
@@ -293,7 +293,7 @@ _HEAVY = ("apache_beam", "jax", "flax", "optax", "pyarrow", "scipy", "matplotlib
 def _loaded_by_commands(*commands: tuple[str, ...], names: tuple[str, ...] = _HEAVY) -> dict[str, list[str]]:
     """Returns which packages a fresh interpreter has loaded when each command has ended, with status 0.
 
-    What one command loads counts for those after it too: if nothing is found for any of them, none loads anything.
+    Packages that one command loads count for those after it too: if none is found at the end, no command loads any.
     """
     code = (
         "import contextlib, io, json, sys; from calm_beam.launch import cli\n"

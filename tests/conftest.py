@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.quick_pipelines import build_quickly
+
 if TYPE_CHECKING:
     from tests.cloud.service import CloudService
 
@@ -40,6 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
     use_compilation_cache()
     # Imported here, since it starts XLA, which reads its flags only once, to find the instruction set of native code.
     config.pluginmanager.import_plugin("tests.instruction_sets")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Makes pipelines quick to build too, but where all is as users have it."""
+    if os.environ["XLA_FLAGS"] == _COMPILE_QUICKLY:
+        build_quickly()
 
 
 @pytest.hookimpl(trylast=True)

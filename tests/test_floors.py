@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import json
 import pathlib
 import subprocess
 import sys
@@ -197,119 +198,147 @@ def test_the_check_sees_a_circle() -> None:
     assert _circle(sources, packages=packages) == []
 
 
-def _loaded_by(module: str, *names: str) -> list[str]:
-    """Returns which of the packages a fresh interpreter loads, in whole or part, when it imports the module.
+def _loaded_by(absent: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """Returns which packages a fresh interpreter has loaded, in whole or part, when it has imported each module.
 
     Some of Google's packages put their empty parents into every interpreter at its start; those do not count.
+
+    Args:
+      absent: The packages to look for, by module, in the order of the imports. What one module loads counts for those
+        after it too: if nothing is found for any of them, none of them loads what it must not.
     """
     code = (
-        f"import sys; before = set(sys.modules); import {module}; new = set(sys.modules) - before; "
-        f"print(*[name for name in {names} if any(f'{{loaded}}.'.startswith(f'{{name}}.') for loaded in new)])"
+        "import importlib, json, sys\n"
+        "before, found = set(sys.modules), {}\n"
+        f"for module, names in {dict(absent)}.items():\n"
+        "    importlib.import_module(module)\n"
+        "    new = set(sys.modules) - before\n"
+        "    found[module] = [name for name in names if any(f'{loaded}.'.startswith(f'{name}.') for loaded in new)]\n"
+        "print(json.dumps(found))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    return done.stdout.split()
+    loaded: dict[str, list[str]] = json.loads(done.stdout)
+    return loaded
 
 
 _BEAM = ("apache_beam", "google.cloud")
 _OF_EXTRAS = ("tensorflow", "seqio", "sacrebleu", "rapidfuzz")
 
 
-@pytest.mark.parametrize(
-    ("module", "absent"),
-    [
-        ("calm_beam", ("numpy", "jax", *_BEAM)),
-        ("calm_beam.manifest", ("numpy", "scipy", "jax", "flax", *_BEAM)),
-        ("calm_beam.storage", ("numpy", "jax", "requests", "google.auth", "google_crc32c", *_BEAM)),
-        ("calm_beam.decoding.settings", ("jax", "flax", *_BEAM)),
-        ("calm_beam.inputs.prompts", ("jax", "flax", *_BEAM)),
-        ("calm_beam.exits.rule", ("jax", "flax", *_BEAM)),
-        ("calm_beam.calibration.confirmation", ("jax", "flax", *_BEAM)),
-        ("calm_beam.checkpoints", ("orbax", "torch", "transformers", *_BEAM)),
-        ("calm_beam.calibration.certification", ("jax", "flax", "pyarrow", *_BEAM)),
-        ("calm_beam.inputs.losses.runs", ("jax", "flax", "pyarrow", *_BEAM)),
-        ("calm_beam.inputs", ("jax", "flax", *_OF_EXTRAS, *_BEAM)),
-        ("calm_beam.metrics.bleurt", ("jax", "flax", *_OF_EXTRAS, *_BEAM)),
-        ("calm_beam.metrics.registry", ("jax", "flax", *_OF_EXTRAS, *_BEAM)),
-        ("calm_beam.outputs.generate", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
-        ("calm_beam.serving", ("jax", "flax", *_BEAM)),
-        ("calm_beam.serving.probe", ("pyarrow", "rouge_score", *_BEAM, "calm_beam.transforms", "calm_beam.launch")),
-        (
-            "calm_beam.serving.continuous",
-            ("pyarrow", "rouge_score", *_BEAM, "calm_beam.transforms", "calm_beam.launch"),
-        ),
-        ("calm_beam.training.train", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
-        ("calm_beam.transforms", ("jax", "flax", "calm_beam.launch", "apache_beam.ml", *_OF_EXTRAS)),
-        ("calm_beam.transforms.early_exit", ("jax", "flax", "calm_beam.launch")),
-        ("calm_beam.serving.questions", ("jax", "flax", *_BEAM)),
-        ("calm_beam.serving.host", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
-        ("calm_beam.launch.cli", ("numpy", "jax", *_BEAM)),
-        ("calm_beam.launch.calibrate", ("jax", "pyarrow", *_OF_EXTRAS, *_BEAM)),
-        ("calm_beam.launch.calibrate.command", _OF_EXTRAS),
-        ("calm_beam.launch.certify", ("jax", "pyarrow", *_BEAM)),
-        ("calm_beam.launch.certify.run", ("jax", "flax", *_BEAM)),
-        ("calm_beam.launch.decode", ("jax", "pyarrow", *_BEAM)),
-        ("calm_beam.launch.evaluate", ("jax", "pyarrow", "calm_beam.report", "calm_beam.checkpoints", *_BEAM)),
-        ("calm_beam.launch.verify", ("jax", "pyarrow", *_BEAM)),
-        ("calm_beam.launch.runners", ("jax", "flax")),
-        ("calm_beam.launch.convert", ("jax", "flax", *_BEAM)),
-        ("calm_beam.launch.train", ("jax", "scipy", *_BEAM)),
-        ("calm_beam.launch.train.run", _BEAM),
-        ("calm_beam.launch.generate", ("jax", "flax", "pyarrow", *_BEAM)),
-        ("calm_beam.launch.inspect", ("jax", "flax", *_BEAM)),
-        ("calm_beam.launch.monitor", ("jax", "flax", *_BEAM)),
-        ("calm_beam.launch.report", ("numpy", "jax", "flax", "pyarrow", *_BEAM)),
-        ("calm_beam.launch.report.command", ("jax", "flax", "pyarrow", *_BEAM)),
-        ("calm_beam.launch.plan", ("jax", "flax", "matplotlib", *_BEAM)),
-    ],
-)
-def test_imports_are_light(module: str, absent: tuple[str, ...]) -> None:
-    """A fresh interpreter that imports the module has not loaded these packages."""
-    assert _loaded_by(module, *absent) == []
+# Packages that each module must not load, by the interpreter that imports it; modules that load more come later.
+_ABSENT: dict[str, dict[str, tuple[str, ...]]] = {
+    "without numpy": {
+        "calm_beam": ("numpy", "jax", *_BEAM),
+        "calm_beam.manifest": ("numpy", "scipy", "jax", "flax", *_BEAM),
+        "calm_beam.storage": ("numpy", "jax", "requests", "google.auth", "google_crc32c", *_BEAM),
+        "calm_beam.launch.cli": ("numpy", "jax", *_BEAM),
+        "calm_beam.launch.report": ("numpy", "jax", "flax", "pyarrow", *_BEAM),
+    },
+    "without arrays": {
+        "calm_beam.launch.evaluate": ("jax", "pyarrow", "calm_beam.report", "calm_beam.checkpoints", *_BEAM),
+        "calm_beam.calibration.certification": ("jax", "flax", "pyarrow", *_BEAM),
+        "calm_beam.inputs.losses.runs": ("jax", "flax", "pyarrow", *_BEAM),
+        "calm_beam.launch.calibrate": ("jax", "pyarrow", *_OF_EXTRAS, *_BEAM),
+        "calm_beam.launch.certify": ("jax", "pyarrow", *_BEAM),
+        "calm_beam.launch.decode": ("jax", "pyarrow", *_BEAM),
+        "calm_beam.launch.verify": ("jax", "pyarrow", *_BEAM),
+        "calm_beam.launch.generate": ("jax", "flax", "pyarrow", *_BEAM),
+        "calm_beam.launch.report.command": ("jax", "flax", "pyarrow", *_BEAM),
+    },
+    "without JAX": {
+        "calm_beam.launch.train": ("jax", "scipy", *_BEAM),
+        "calm_beam.decoding.settings": ("jax", "flax", *_BEAM),
+        "calm_beam.inputs.prompts": ("jax", "flax", *_BEAM),
+        "calm_beam.exits.rule": ("jax", "flax", *_BEAM),
+        "calm_beam.calibration.confirmation": ("jax", "flax", *_BEAM),
+        "calm_beam.inputs": ("jax", "flax", *_OF_EXTRAS, *_BEAM),
+        "calm_beam.metrics.bleurt": ("jax", "flax", *_OF_EXTRAS, *_BEAM),
+        "calm_beam.metrics.registry": ("jax", "flax", *_OF_EXTRAS, *_BEAM),
+        "calm_beam.serving": ("jax", "flax", *_BEAM),
+        "calm_beam.serving.questions": ("jax", "flax", *_BEAM),
+        "calm_beam.launch.certify.run": ("jax", "flax", *_BEAM),
+        "calm_beam.launch.convert": ("jax", "flax", *_BEAM),
+        "calm_beam.launch.inspect": ("jax", "flax", *_BEAM),
+        "calm_beam.launch.monitor": ("jax", "flax", *_BEAM),
+        "calm_beam.launch.plan": ("jax", "flax", "matplotlib", *_BEAM),
+    },
+    "without Beam": {
+        "calm_beam.checkpoints": ("orbax", "torch", "transformers", *_BEAM),
+        "calm_beam.outputs.generate": (*_BEAM, "calm_beam.transforms", "calm_beam.launch"),
+        "calm_beam.serving.probe": ("pyarrow", "rouge_score", *_BEAM, "calm_beam.transforms", "calm_beam.launch"),
+        "calm_beam.serving.continuous": ("pyarrow", "rouge_score", *_BEAM, "calm_beam.transforms", "calm_beam.launch"),
+        "calm_beam.training.train": (*_BEAM, "calm_beam.transforms", "calm_beam.launch"),
+        "calm_beam.serving.host": (*_BEAM, "calm_beam.transforms", "calm_beam.launch"),
+        "calm_beam.launch.train.run": _BEAM,
+    },
+    "with Beam": {
+        "calm_beam.transforms": ("jax", "flax", "calm_beam.launch", "apache_beam.ml", *_OF_EXTRAS),
+        "calm_beam.transforms.early_exit": ("jax", "flax", "calm_beam.launch"),
+        "calm_beam.launch.runners": ("jax", "flax"),
+        "calm_beam.launch.calibrate.command": _OF_EXTRAS,
+    },
+}
+
+
+@pytest.mark.parametrize("interpreter", _ABSENT)
+def test_imports_are_light(interpreter: str) -> None:
+    """A fresh interpreter that imports these modules has loaded, after each, none of the packages it must not load."""
+    absent = _ABSENT[interpreter]
+    assert _loaded_by(absent) == {module: [] for module in absent}
 
 
 _HEAVY = ("apache_beam", "jax", "flax", "optax", "pyarrow", "scipy", "matplotlib", "grpc")
 
 
-def _loaded_by_command(*arguments: str, names: tuple[str, ...] = _HEAVY) -> list[str]:
-    """Returns which of the packages the command line has loaded when it ends, with status 0, after these arguments."""
+def _loaded_by_commands(*commands: tuple[str, ...], names: tuple[str, ...] = _HEAVY) -> dict[str, list[str]]:
+    """Returns which packages a fresh interpreter has loaded when each command has ended, with status 0.
+
+    Packages that one command loads count for those after it too: if none is found at the end, no command loads any.
+    """
     code = (
-        "import contextlib, io, sys; from calm_beam.launch import cli\n"
-        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(cli.HelpShown):\n"
-        f"    assert cli.main({arguments}) == 0\n"
-        f"print(*[name for name in {names} if name in sys.modules])"
+        "import contextlib, io, json, sys; from calm_beam.launch import cli\n"
+        "found = {}\n"
+        f"for command in {commands}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(cli.HelpShown):\n"
+        "        assert cli.main(command) == 0\n"
+        f"    found[' '.join(command)] = [name for name in {names} if name in sys.modules]\n"
+        "print(json.dumps(found))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    return done.stdout.split()
+    loaded: dict[str, list[str]] = json.loads(done.stdout)
+    return loaded
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_is_light(command: str) -> None:
-    """The help of a command loads no module that is slow to load."""
-    assert _loaded_by_command(command, "--help") == []
-
-
-@pytest.mark.parametrize("experiment", ["propagation", "sensitivity", "splits", "tradeoff"])
-def test_help_of_experiments_is_light(experiment: str) -> None:
-    """The help of every experiment of `evaluate` is as light."""
-    assert _loaded_by_command("evaluate", f"--experiment={experiment}", "--help") == []
+def test_help_is_light() -> None:
+    """The help of every command, and of every experiment of `evaluate`, loads no module that is slow to load."""
+    experiments = ("propagation", "sensitivity", "splits", "tradeoff")
+    commands = [
+        *((command, "--help") for command in COMMANDS),
+        *(("evaluate", f"--experiment={experiment}", "--help") for experiment in experiments),
+    ]
+    assert _loaded_by_commands(*commands) == {" ".join(command): [] for command in commands}
 
 
 def test_plan_is_light() -> None:
     """`plan` on the terminal needs numpy alone."""
-    assert _loaded_by_command("plan", "--delta=0.1", "--risk_guess=0.05") == []
+    assert list(_loaded_by_commands(("plan", "--delta=0.1", "--risk_guess=0.05")).values()) == [[]]
 
 
 def test_the_check_of_commands_sees_what_is_loaded() -> None:
     """The check above fails for packages that a command loads."""
-    assert _loaded_by_command("plan", "--help", names=("jax", "numpy")) == ["numpy"]
+    assert _loaded_by_commands(("plan", "--help"), names=("jax", "numpy")) == {"plan --help": ["numpy"]}
 
 
 def test_the_check_sees_what_is_loaded() -> None:
-    """The check above fails for a module that loads them."""
-    assert _loaded_by("calm_beam.model.t5.network", "jax", "flax", "apache_beam") == ["jax", "flax"]
-    assert "apache_beam" in _loaded_by("calm_beam.transforms", "apache_beam")
+    """The check above fails for a module that loads them, whatever was imported before it."""
+    network, floor = "calm_beam.model.t5.network", "calm_beam.transforms"
+    assert _loaded_by({network: ("jax", "flax", "apache_beam"), floor: ("apache_beam",)}) == {
+        network: ["jax", "flax"],
+        floor: ["apache_beam"],
+    }
 
 
 def test_the_check_sees_extras() -> None:
     """The check sees packages of extras, once they are imported; two that are fast to import."""
-    assert _loaded_by("rapidfuzz.distance, sacrebleu", "rapidfuzz", "sacrebleu") == ["rapidfuzz", "sacrebleu"]
+    extras = ("rapidfuzz", "sacrebleu")
+    assert _loaded_by({"rapidfuzz.distance": extras, "sacrebleu": extras})["sacrebleu"] == ["rapidfuzz", "sacrebleu"]

@@ -41,6 +41,17 @@ def whole(model: pathlib.Path, data: pathlib.Path, tmp_path_factory: pytest.Temp
     return output
 
 
+@pytest.fixture(scope="module")
+def stopped(
+    model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """The output of a run that its rule has stopped; tests that go on with it take a copy."""
+    _, layers = _place_to_stop(whole)
+    output = tmp_path_factory.mktemp("sequential") / "stopped"
+    assert _calibrate(model, data, output, f"--stop_at_layers={layers}") == 0
+    return output
+
+
 def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *flags: str) -> int:
     return main(
         [
@@ -134,22 +145,22 @@ def test_it_can_be_continued(
     model: pathlib.Path,
     data: pathlib.Path,
     whole: pathlib.Path,
+    stopped: pathlib.Path,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Another rule continues with the rest of the data, to the result of an uninterrupted run, and says from where."""
     number, layers = _place_to_stop(whole)
-    output = tmp_path / "out"
-    assert _calibrate(model, data, output, f"--stop_at_layers={layers}") == 0
-    stopped = _manifest(output)
+    output = shutil.copytree(stopped, tmp_path / "out")
+    plan = _manifest(output).plan
     assert _calibrate(model, data, output, f"--stop_at_layers={layers}", "--resume") == 0
     assert "is finished; nothing is left to do" in capsys.readouterr().err
     assert _calibrate(model, data, output, "--resume") == 0
     manifest = _manifest(output)
     assert manifest.sequential is not None
-    assert stopped.plan is not None
+    assert plan is not None
     (before,) = manifest.sequential.continues
-    assert (before.rounds, before.ended_by, before.plan) == (number, "stop_at_layers", stopped.plan.digest)
+    assert (before.rounds, before.ended_by, before.plan) == (number, "stop_at_layers", plan.digest)
     without_history = dataclasses.replace(manifest, sequential=dataclasses.replace(manifest.sequential, continues=()))
     assert without_time(without_history) == without_time(_manifest(whole))
     assert (output / "risk_table.csv").read_bytes() == (whole / "risk_table.csv").read_bytes()
@@ -163,14 +174,12 @@ def test_it_can_be_continued(
 def test_a_stopped_sample_is_for_no_other_test(
     model: pathlib.Path,
     data: pathlib.Path,
-    whole: pathlib.Path,
+    stopped: pathlib.Path,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A stopped sample is refused by --generations and other tests, since losses have decided its size."""
-    _, layers = _place_to_stop(whole)
-    output = tmp_path / "out"
-    assert _calibrate(model, data, output, f"--stop_at_layers={layers}") == 0
+    output = shutil.copytree(stopped, tmp_path / "out")
     capsys.readouterr()
     assert main(["calibrate", f"--generations={output}", f"--output={tmp_path / 'again'}", "--metric=token_f1"]) == 2
     assert "Other tests of them would prove nothing" in capsys.readouterr().err
@@ -300,13 +309,17 @@ def test_a_lazy_run_that_was_killed_at_its_end_is_finished(
 
 
 @pytest.mark.parametrize("rule", ["", "--stop_at_threshold=0.5"])
-def test_lazy_sweeps_prove_the_same(rule: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_lazy_sweeps_prove_the_same(
+    rule: str, model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     """A lazy sequential sweep gives the manifest of the whole grid."""
     flags = [rule] if rule else []
-    assert _calibrate(model, data, tmp_path / "full", *flags) == 0
+    of_all = tmp_path / "full" if rule else whole
+    if rule:
+        assert _calibrate(model, data, of_all, rule) == 0
     assert _calibrate(model, data, tmp_path / "lazy", "--sweep=lazy", *flags) == 0
-    assert without_time(_manifest(tmp_path / "lazy")) == without_time(_manifest(tmp_path / "full"))
-    full, lazy = ((tmp_path / name / "risk_table.csv").read_text().splitlines() for name in ("full", "lazy"))
+    assert without_time(_manifest(tmp_path / "lazy")) == without_time(_manifest(of_all))
+    full, lazy = ((folder / "risk_table.csv").read_text().splitlines() for folder in (of_all, tmp_path / "lazy"))
     assert set(lazy) <= set(full)
 
 

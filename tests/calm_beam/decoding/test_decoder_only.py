@@ -186,8 +186,8 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
 @pytest.mark.parametrize(
     ("decoder", "kind"),
     [
-        *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(0, 1, 3, 6, 9, 10)),
-        *sampled([("served", kind) for kind in list(_KINDS)[1:]], keep=(1, 2, 4, 8, 9, 10)),
+        *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(0, 3, 6, 9)),
+        *sampled([("served", kind) for kind in list(_KINDS)[1:]], keep=(1, 2, 4, 8, 10)),
     ],
 )
 def test_every_kind_of_model_is_plain_numpys(decoder: str, kind: str) -> None:
@@ -222,7 +222,7 @@ def test_a_certified_head_divides_logits(kind: str) -> None:
             *((decoder, rule, "llama") for rule in (_RULES[0], _RULES[1], _RULES[3]) for decoder in DECODERS),
             *(("sweep", _RULES[0], kind) for kind in list(_KINDS)[1:]),
         ],
-        keep=(0, 1, 2, 3, 5, 13),
+        keep=(0, 1, 5, 13),
     ),
     ids=str,
 )
@@ -301,8 +301,11 @@ def test_every_end_id_ends_an_output(decoder: str) -> None:
     assert ends == {1, 7}
 
 
-@_every_decoder
-@pytest.mark.parametrize("precision", [FLOAT32, _BFLOAT16], ids=str)
+@pytest.mark.parametrize(
+    ("decoder", "precision"),
+    sampled([(decoder, precision) for precision in (FLOAT32, _BFLOAT16) for decoder in DECODERS], keep=(0, 1, 2, 3)),
+    ids=str,
+)
 def test_the_batch_does_not_matter(decoder: str, precision: Precision) -> None:
     """With any number of slots, any order, a prompt alone or twice, every prompt has the same outputs.
 

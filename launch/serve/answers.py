@@ -269,7 +269,7 @@ def _in_words(part: Mapping[str, Any]) -> str:
     found = part["input"]
     if found is None:
         return "the body is missing; it must be a JSON object"
-    # What is not declared to be JSON is not read as such.
+    # A body without the header is not read as JSON.
     if isinstance(found, bytes):
         return "the body must be a JSON object, sent with the header Content-Type: application/json"
     return f"the body must be a JSON object, got {json.dumps(found):.60}"

@@ -216,6 +216,15 @@ def test_a_file_counts_once_and_what_it_grew_by(
     assert len(json.loads(watching.state.read_text())["files"]) == 1
 
 
+def test_an_empty_file_has_no_losses_yet(watching: _Watching, tmp_path: pathlib.Path) -> None:
+    """A file that a service has just made counts nothing, and later what was added."""
+    losses = tmp_path / "losses.jsonl"
+    losses.touch()
+    assert watching.counts(losses) == (0, "")
+    losses.write_text(watching.rows(1))
+    assert watching.counts(losses) == (1, "")
+
+
 def test_errors_in_a_file_that_grew_name_the_line_of_the_file(
     watching: _Watching, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

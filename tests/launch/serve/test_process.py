@@ -36,7 +36,7 @@ def test_sigterm_is_obeyed_before_it_is_ready(folder: pathlib.Path, tmp_path: pa
 def test_who_is_lazy_is_ready_at_once(folder: pathlib.Path, tmp_path: pathlib.Path, generator: Generator) -> None:
     """With --lazy the service is ready once the model is loaded; the first prompt waits for compilation.
 
-    The file of losses is there from the start, for a monitor beside the service.
+    The file of losses exists from the start, for a monitor that runs next to the service.
     """
     losses = tmp_path / "losses.jsonl"
     with (

@@ -5,7 +5,9 @@
 One loss per line, measured on served prompts as the calibration measured it: a number, the word `missing` for a loss
 that could not be measured, or a row that `calm_beam.serving.LossProbe` wrote, whose loss is missing if it has a
 `failure`. With `--losses=-` they are taken from standard input as they come, and the command ends at an alarm.
-`--state` keeps what was learnt from one call to the next: give every loss once.
+`--state` keeps what was learnt from one call to the next, and which part of which file it counted: called again, for a
+file that has grown, the command reads on from there. A rotated file counts as a new one, a probe's file that was moved
+as what it was. A last line counts once it ends with a line break. From standard input, give every loss once.
 
 There are two alarms, each of which is false with probability at most alpha:
 
@@ -27,7 +29,8 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.inputs.examples import bounded_lines
@@ -49,6 +52,7 @@ from calm_beam.options import Options, option
 from calm_beam.options.groups import Entry, NamedManifest, OfSettings
 from calm_beam.options.kinds import number
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
+from calm_beam.serving.counted_files import CountedFile, UncountedLines
 from calm_beam.serving.watched import MonitorError, Watched, entry_of_row, read_losses, shown_in_words
 from calm_beam.storage import (
     check_writable,
@@ -59,7 +63,7 @@ from calm_beam.storage import (
     strict_json,
     why_no_file,
 )
-from calm_beam.text import printable_line
+from calm_beam.text import counted, printable_line
 
 STREAM = "-"
 """Names standard input."""
@@ -73,7 +77,9 @@ class Losses(Options):
         dataclasses.MISSING, "file with one loss per line: a number, `missing`, or a row of a loss probe; - for stdin"
     )
     alpha: float = option(0.05, "chance of ever raising a false alarm, in (0, 1)", kind=number)
-    state: str | None = option(None, "file that keeps the state between calls; made if there is none")
+    state: str | None = option(
+        None, "file that keeps the state, and what was counted of which file, between calls; made if there is none"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,15 +181,46 @@ def _say_what_losses_are(manifest: Manifest | SettingManifest, watched: Watched)
         say(f"the manifest tells groups apart: these have to be losses of {what} of {whose}, {where}")
 
 
-_SCHEMA = "calm-beam/monitor/v2"
+_SCHEMA = "calm-beam/monitor/v3"
 _FIRST_SCHEMA = "calm-beam/monitor/v1"
+# They do not say which files were counted.
+_SCHEMAS_WITHOUT_FILES = (_FIRST_SCHEMA, "calm-beam/monitor/v2")
 _LOSSES_BETWEEN_SAVES = 100
-# In bytes; states have a few hundred.
-_LARGEST_STATE = 100_000
+# In bytes; states have a few hundred, and as many for each file.
+_LARGEST_STATE = 10_000_000
+
+
+def _checked_schema(content: Any, *, names: Collection[str]) -> str:
+    """Returns the schema of a stored state after checking its keys; adds an empty list of files where none are kept.
+
+    Args:
+      content: As read from JSON.
+      names: Of the fields that identify its promise.
+
+    Raises:
+      ValueError: If it is no state.
+    """
+    if not isinstance(content, dict):
+        raise ValueError("expected an object.")
+    schema = content.get("schema")
+    if schema not in (_SCHEMA, *_SCHEMAS_WITHOUT_FILES):
+        raise ValueError(f'schema is {schema!r:.60}, this calm-beam knows "{_SCHEMA}".')
+    if schema in _SCHEMAS_WITHOUT_FILES:
+        content.setdefault("files", [])
+    if content.keys() != {"schema", *names, "monitor", "files"}:
+        raise ValueError(f"expected an object with the keys schema, {', '.join(names)}, monitor and files.")
+    for name, kind, words in (("monitor", dict, "an object"), ("files", list, "a list")):
+        if not isinstance(content[name], kind):
+            raise ValueError(f"{name} must be {words}.")
+    return str(schema)
 
 
 class Session:
-    """A monitor, and the file that keeps it."""
+    """A monitor, the files that it has counted, and the file that keeps both.
+
+    Attributes:
+      monitor: The monitor.
+    """
 
     def __init__(self, entry: Watched, request: MonitorRequest) -> None:
         """Resumes the stored state, or starts from zero."""
@@ -192,6 +229,7 @@ class Session:
         # Identifies the promise of the state: losses of one promise must not test another.
         self._promise = entry.belongs_to
         self.monitor = RiskMonitor.of_promise(entry.promise, alpha=request.alpha)
+        self._counted: tuple[CountedFile, ...] = ()
         if self._path is None:
             return
         with naming("--state"):
@@ -199,7 +237,7 @@ class Session:
             check_writable(self._path)
             is_stored = exists(self._path)
         if is_stored:
-            stored = self._load()
+            stored, self._counted = self._load()
             if stored.alpha != request.alpha:
                 raise UsageError(
                     f"--state {self._path}: was kept with --alpha={stored.alpha:g}, now it is {request.alpha:g}. An "
@@ -207,17 +245,13 @@ class Session:
                 )
             self.monitor = stored
 
-    def _load(self) -> RiskMonitor:
+    def _load(self) -> tuple[RiskMonitor, tuple[CountedFile, ...]]:
         assert self._path is not None
         try:
             with open_input(self._path) as file:
                 content = strict_json.loads(file.read(_LARGEST_STATE))
-            if not isinstance(content, dict) or content.keys() != {"schema", *self._promise, "monitor"}:
-                raise ValueError(f"expected an object with the keys schema, {', '.join(self._promise)} and monitor.")
-            if not isinstance(content["monitor"], dict):
-                raise ValueError("monitor must be an object.")
-            if content["schema"] not in (_SCHEMA, _FIRST_SCHEMA):
-                raise ValueError(f'schema is {content["schema"]!r:.60}, this calm-beam knows "{_SCHEMA}".')
+            schema = _checked_schema(content, names=self._promise)
+            files = tuple(map(CountedFile.from_dict, content["files"]))
             is_of_first_version = content["schema"] == _FIRST_SCHEMA
             read = RiskMonitor.from_first_version if is_of_first_version else RiskMonitor.from_dict
             monitor = read(content["monitor"])
@@ -232,23 +266,46 @@ class Session:
                 f"--state {self._path}: was kept for another manifest or entry than {self._entry.words} of "
                 "this one. Name those that it was kept for, or start a new state."
             )
+        if schema in _SCHEMAS_WITHOUT_FILES:
+            say(
+                f"state {self._path}: is of a version that did not keep which files it had counted. Give it no file "
+                "again that was counted then: from now on files are known again"
+            )
         if is_of_first_version:
             say(
                 f"state {self._path}: is of a version that counted missing losses as 1 and did not say which they are. "
                 'What it has found goes into the alarm "the risk exceeds delta, or losses are missing"; the proof that '
                 "the risk exceeds delta begins anew"
             )
-        return monitor
+        return monitor, files
 
     def _save(self) -> None:
         if self._path is not None:
-            content = {"schema": _SCHEMA, **self._promise, "monitor": self.monitor.to_dict()}
+            files = [dataclasses.asdict(part) for part in self._counted]
+            content = {"schema": _SCHEMA, **self._promise, "monitor": self.monitor.to_dict(), "files": files}
             with replacing(self._path) as temporary:
                 temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
-    def take(self, losses: Sequence[float | None]) -> None:
-        """Adds all losses, and saves the state."""
+    def take_file(self, path: str) -> None:
+        """Adds all losses of a file that were not counted before, and saves the state.
+
+        Raises:
+          MonitorError: If a line is no loss; then nothing is counted.
+        """
+        with open_input(path) as file:
+            lines = UncountedLines(file, path=path, counted=self._counted)
+            before = lines.before.losses if lines.before else 0
+            numbered = (
+                (number, line.decode("utf-8", errors="surrogateescape"))
+                for number, line in bounded_lines(lines, name=path, first=before + 1)
+            )
+            losses = list(read_losses(numbered, path, watched=self._entry))
+        if before:
+            say(f"{path}: {counted(before, 'loss', several='losses')} counted before, {len(losses):,} new")
+        if lines.has_unfinished:
+            say(f"{path}: the last line has no line break; it is counted once it has one")
         self.monitor = self.monitor.observe(losses)
+        self._counted = lines.added_to(self._counted, losses=len(losses))
         self._save()
 
     def follow(self, losses: Iterator[float | None]) -> None:
@@ -282,10 +339,10 @@ def watch(request: MonitorRequest) -> int:
     session = Session(watched, request)
     try:
         if request.losses == STREAM:
-            session.follow(read_losses(sys.stdin, "standard input", watched=watched))
+            name = "standard input"
+            session.follow(read_losses(bounded_lines(sys.stdin, name=name), name, watched=watched))
         else:
-            with open_input(request.losses) as raw, io.TextIOWrapper(raw, "utf-8", errors="surrogateescape") as file:
-                session.take(list(read_losses(file, request.losses, watched=watched)))
+            session.take_file(request.losses)
     except KeyboardInterrupt:
         tell(shown_in_words(session.monitor, watched))
         return INTERRUPTED

@@ -252,13 +252,24 @@ def parsed_examples(pipeline: beam.Pipeline, data: DataFiles, *, progress: Progr
     )
 
 
-def counted_examples(examples: beam.PCollection, data: DataFiles) -> beam.PCollection:
-    """Returns the number of examples, once no two of them are found to have one id."""
+# Why ids must be unique.
+_VOIDS = "an example that counts twice voids the guarantee"
+_NAME_ANSWERS = "they name the answers"
+
+
+def counted_examples(examples: beam.PCollection, data: DataFiles, *, reason: str = _VOIDS) -> beam.PCollection:
+    """Returns the number of examples, once no two of them are found to have one id.
+
+    Args:
+      examples: The examples.
+      data: Where they are from.
+      reason: Why ids must be unique, for the error.
+    """
     return (
         examples
         | "KeyById" >> beam.Map(_id_and_place)
         | "GroupById" >> beam.GroupByKey()
-        | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(list(data.files), data.reading))
+        | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(list(data.files), data.reading, reason))
         | "CountExamples" >> beam.CombineGlobally(sum)
     )
 
@@ -304,9 +315,10 @@ class _CheckUniqueId(beam.DoFn):
     Ids derived from content are no claim of identity: equal examples without ids are counted as duplicates instead.
     """
 
-    def __init__(self, paths: list[str], reading: Reading) -> None:
+    def __init__(self, paths: list[str], reading: Reading, reason: str) -> None:
         self._paths = paths
         self._reading = reading
+        self._reason = reason
 
     def process(self, element: tuple[str, Iterable[tuple[int, int, bool]]]) -> Iterator[int]:
         example_id, found = element
@@ -315,8 +327,7 @@ class _CheckUniqueId(beam.DoFn):
         if len(places) > 1 and any(is_own for _, _, is_own in all_places):
             named = " and ".join(place_of(self._paths[file], row, reading=self._reading) for file, row in places[:2])
             raise DataError(
-                f"id {example_id!r} occurs {len(places)} times ({named}). Ids must be unique: an example that counts "
-                "twice voids the guarantee."
+                f"id {example_id!r} occurs {len(places)} times ({named}). Ids must be unique: {self._reason}."
             )
         yield len(all_places)
 
@@ -345,7 +356,7 @@ class ReadPrompts(ReadsFiles):
     def expand(self, pipeline: beam.Pipeline) -> tuple[beam.PCollection, beam.PCollection]:
         """Returns `ExamplesRead`: shards of prompts, and how many prompts there are."""
         examples = parsed_examples(pipeline, self.files(), progress=self.progress)
-        count = counted_examples(examples, self.files())
+        count = counted_examples(examples, self.files(), reason=_NAME_ANSWERS)
         return ExamplesRead(_shards(examples, count, num_shards=self.shard_count()), count)
 
 
@@ -411,7 +422,7 @@ def _checked_count(element: tuple[str, Iterable[bool]]) -> int:
     """Returns how many prompts have an id, and fails for several; equal ones without ids are distinguished later."""
     name, origins = element[0], list(element[1])
     if len(origins) > 1 and any(origins):
-        raise DataError(f"id {name!r} occurs {len(origins)} times. Ids must be unique: they name the answers.")
+        raise DataError(f"id {name!r} occurs {len(origins)} times. Ids must be unique: {_NAME_ANSWERS}.")
     return len(origins)
 
 

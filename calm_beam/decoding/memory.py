@@ -257,7 +257,7 @@ def check_devices(config: ModelConfig, group: "DeviceGroup", precision: Precisio
 
 
 def memory_in_words(config: ModelConfig, demand: Demand, *, model_parallelism: int = 1, runs_here: bool = True) -> str:
-    """Returns text on the memory that a model takes, and on the room for positions where that is known.
+    """Returns text on the memory that a model takes, and on the room for keys and values of tokens where that is known.
 
     Args:
       config: Sizes of the model.
@@ -281,14 +281,14 @@ def memory_in_words(config: ModelConfig, demand: Demand, *, model_parallelism: i
         weights += f", and up to {_in_words(heads)} of certified heads"
     packed = _packed_bytes(config, demand.exit_head) if demand.engine == "native" else 0
     if packed:
-        weights += f", and {_in_words(packed)} of them once more for native code"
+        weights += f", {_in_words(packed)} for a second copy that native code reads"
     if (most := demand.max_cache_tokens) is not None:
-        return f"{weights}; room for {most:,} positions, as asked, takes {_in_words(most * position)}"
+        return f"{weights}; room for {most:,} tokens, as asked, takes {_in_words(most * position)}"
     if not runs_here or has_accelerators():
-        return f"{weights}; a position takes {_in_words(position)}"
+        return f"{weights}; each token of a prompt or an output takes {_in_words(position)}"
     free = max(0, available_bytes() - whole - heads - packed)
     room = max(demand.source + demand.num_branches * demand.steps, int(free * _HOST_SHARE / 2 / position))
-    return f"{weights}, {_in_words(free)} free beside them: room for {room:,} positions"
+    return f"{weights}, {_in_words(free)} free beside them: room for {room:,} tokens of prompts and outputs at a time"
 
 
 def _heads_bytes(config: ModelConfig, exit_head: str, precision: Precision) -> int:

@@ -224,17 +224,18 @@ class _Lines(Protocol[_Line]):
     def readline(self, size: int = -1, /) -> _Line: ...
 
 
-def bounded_lines(lines: _Lines[AnyStr], *, name: str) -> Iterator[tuple[int, AnyStr]]:
-    """Yields the lines of an open file with their numbers, from 1; reads at most `LARGEST_ROW` of a line into memory.
+def bounded_lines(lines: _Lines[AnyStr], *, name: str, first: int = 1) -> Iterator[tuple[int, AnyStr]]:
+    """Yields the lines of an open file with their numbers; reads at most `LARGEST_ROW` of a line into memory.
 
     Args:
       lines: The file.
       name: Its name, for messages.
+      first: Number of the first line.
 
     Raises:
       DataError: If a line is longer than `LARGEST_ROW`.
     """
-    number = 1
+    number = first
     while line := lines.readline(LARGEST_ROW + 1):
         check_row_size(len(line), f"{name}, line {number}")
         yield number, line

@@ -265,7 +265,15 @@ def _way_there(calibrated: EngineRecord) -> str:
     return f"Set {library.VARIABLE}={calibrated.instructions}, which this processor has"
 
 
-def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: EngineRecord) -> str:
+_ONE_BY_ONE = (
+    "Only single prompts are decoded so, batches are not: pass exact_engine=True (--exact_engine) to decode single "
+    "prompts by what was calibrated too"
+)
+
+
+def other_engine_in_words(
+    manifest: Manifest, entry: Calibration, *, served: EngineRecord, batch: EngineRecord | None = None
+) -> str:
     """Returns what another engine leaves of a promise, or one that is not known to be batch-invariant.
 
     There is no message if neither is known to serve.
@@ -274,6 +282,7 @@ def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: Eng
       manifest: What was promised.
       entry: Of it.
       served: What serves.
+      batch: What decodes batches, if `served` is what decodes single prompts.
     """
     calibrated = manifest.engine
     if calibrated is None or not _rounds_otherwise(served, calibrated):
@@ -290,9 +299,14 @@ def other_engine_in_words(manifest: Manifest, entry: Calibration, *, served: Eng
     cause = f", but {calibrated.in_words()} was calibrated"
     if not served.is_unlike(calibrated):
         cause = ", as was calibrated, but it may round a prompt differently in a batch than in the sweep"
+    remedy = ""
+    if batch is not None and not _rounds_otherwise(batch, calibrated):
+        remedy = f" {_ONE_BY_ONE}."
+    elif way := _way_there(calibrated):
+        remedy = f" {way}, to serve by what was calibrated."
     return (
         f"{served.in_words()} serves{cause}: outputs differ at near ties. The "
         "risk as served is at most that of the calibration plus q, the share of prompts whose output differs. q is "
         f"not known here; even where 0 of {_COMPARED_PROMPTS:,} prompts differ it may be {q:.1%} (at 95 %){example}."
-        + (f" {way}, to serve by what was calibrated." if (way := _way_there(calibrated)) else "")
+        f"{remedy}"
     )

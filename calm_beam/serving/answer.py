@@ -212,7 +212,7 @@ def example_of(prompt: AnyPrompt, name: str, *, vocab_size: int) -> Example:
     if isinstance(prompt, str):
         text = prompt
         if not text.strip():
-            raise PromptError(f"{name}: is empty.")
+            raise PromptError(f"{name} is empty. Give a text that is more than blanks.")
         if "\0" in text:
             raise PromptError(f"{name}: holds {NUL_CHARACTER}")
         try:
@@ -237,7 +237,7 @@ def _checked_ids(prompt: Any, name: str, *, vocab_size: int) -> tuple[int, ...]:
     while end and prompt[end - 1] == PAD_ID:
         end -= 1
     if not end:
-        raise PromptError(f"{name}: is empty, or holds padding (0) only.")
+        raise PromptError(f"{name} is empty, or holds padding (0) only.")
     return tuple(prompt[:end])
 
 

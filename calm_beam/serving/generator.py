@@ -6,6 +6,7 @@ minute.
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ from typing import Self, Unpack
 import jax
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
+from calm_beam.decoding.batch import OnShape
 from calm_beam.decoding.branches import Branch, BranchResult, Request
 from calm_beam.decoding.compilation import bucket_width, widths_up_to
 from calm_beam.decoding.decoder import Decoder
@@ -295,20 +297,30 @@ class Generator:
 
     def _say_other(self, served: EngineRecord) -> None:
         """Logs, once for each engine, that it is not what was calibrated."""
-        if served not in self._said and (sentence := other_engine_in_words(self.manifest, self.entry, served=served)):
+        sentence = other_engine_in_words(self.manifest, self.entry, served=served, batch=self.engine.batch)
+        if sentence and served not in self._said:
             _LOGGER.warning("%s", sentence)
         self._said.add(served)
 
-    def warm_up(self) -> None:
-        """Compiles what answers single prompts, for every width that they are padded to: none has to wait for that."""
+    def warm_up(self, *, on_shape: OnShape | None = None) -> None:
+        """Compiles what answers single prompts, for every width that they are padded to: none has to wait for that.
+
+        Args:
+          on_shape: Called as `Batch.warm_up` calls it, with one shape for each width and threshold. Not called where
+            prompts are decoded as batches of one.
+        """
         if self.decodes_as_batches:
             self.batch_decoder()
             return
         # A schedule may let a threshold exit for certain, which is code of its own.
-        for threshold in {self._threshold(entry) for entry in (self.entry, *self._by_group.values())}:
-            for width in widths_up_to(self._settings.max_input_length):
-                for _ in self._single_decoder(threshold).decode([[EOS_ID] * width]):
-                    pass
+        thresholds = {self._threshold(entry) for entry in (self.entry, *self._by_group.values())}
+        shapes = list(itertools.product(thresholds, widths_up_to(self._settings.max_input_length)))
+        report = on_shape or (lambda done, total: None)
+        for done, (threshold, width) in enumerate(shapes):
+            report(done, len(shapes))
+            for _ in self._single_decoder(threshold).decode([[EOS_ID] * width]):
+                pass
+        report(len(shapes), len(shapes))
 
     def check(self, prompts: Sequence[AnyPrompt], *, names: Sequence[str] | None = None) -> None:
         """Raises PromptError for the first prompt that `generate_batch` would refuse, and decodes nothing."""

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from calm_beam.decoding.batch import OnShape
 from calm_beam.inputs.vocabularies.vocabulary import reference_text
 from calm_beam.manifest import Calibration, Manifest, ManifestError
 from calm_beam.metrics import NO_SETTINGS, MetricSettings
@@ -104,9 +105,9 @@ class LossMeter:
         self._share = share
         self._salt = salt
 
-    def warm_up(self) -> None:
-        """Compiles the full model for every width, as `Generator.warm_up` does with what serves."""
-        self._full.warm_up()
+    def warm_up(self, *, on_shape: OnShape | None = None) -> None:
+        """Compiles the full model for every width; `on_shape` is called as in `Generator.warm_up`."""
+        self._full.warm_up(on_shape=on_shape)
 
     def is_sampled(self, request_id: str) -> bool:
         """Returns whether a request is measured: the same answer for the same id, whatever becomes of it.

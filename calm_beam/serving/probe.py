@@ -19,11 +19,12 @@ from typing import Self
 
 from calm_beam.metrics import NO_SETTINGS, MetricSettings
 from calm_beam.risk.monitor import SampledLoss, WatchedPromise
-from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
+from calm_beam.storage import append_line
 
 from .answer import Answer, AnyPrompt
 from .generator import Generator
 from .loss_meter import LONGEST_REASON, LossMeter, MeasuredLoss, check_exits, check_share, check_watchable
+from .watched import make_losses_file
 
 
 class LossProbe(LossMeter):
@@ -66,12 +67,8 @@ class LossProbe(LossMeter):
         check_exits(generator.entry)
         check_watchable(generator.manifest)
         self._path = os.fspath(path)
-        if is_cloud_path(self._path):
-            raise OSError(f"{self._path}: losses are added to a local file; copy it to Cloud Storage from there.")
-        if not is_folder(parent(self._path)):
-            raise FileNotFoundError(f"{self._path}: the folder {parent(self._path)} does not exist.")
-        check_writable(self._path)
         super().__init__(generator, share=share, salt=salt, metric=metric, metric_settings=metric_settings)
+        make_losses_file(self._path)
         self._promise = WatchedPromise.of(generator.manifest, generator.entry)
 
     def observe(

@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Iterable, Iterator
 
 from calm_beam.errors import CalmBeamError, UsageError
-from calm_beam.inputs.examples import bounded_lines, check_utf_8
+from calm_beam.inputs.examples import check_utf_8
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
-from calm_beam.storage import strict_json
+from calm_beam.storage import check_writable, is_cloud_path, is_folder, parent, strict_json
 from calm_beam.text import counted, written_float
 
 _MISSING = "missing"
@@ -40,10 +39,34 @@ class MonitorError(CalmBeamError, ValueError):
     """Losses or a stored state that cannot be used."""
 
 
-def read_losses(lines: IO[str], name: str, *, watched: Watched) -> Iterator[float | None]:
-    """Yields the losses of a text, one a line; None for one that is missing."""
+def make_losses_file(path: str) -> None:
+    """Makes the empty local file that losses are added to, if there is none: `calm-beam monitor` may read it at once.
+
+    Raises:
+      OSError: If it cannot be written, or is no local file; says why.
+    """
+    if is_cloud_path(path):
+        raise OSError(f"{path}: losses are added to a local file; copy it to Cloud Storage from there.")
+    if not is_folder(parent(path)):
+        raise FileNotFoundError(f"{path}: the folder {parent(path)} does not exist.")
+    check_writable(path)
+    with open(path, "ab"):
+        pass
+
+
+def read_losses(lines: Iterable[tuple[int, str]], name: str, *, watched: Watched) -> Iterator[float | None]:
+    """Yields the losses of a text, one a line; None for one that is missing.
+
+    Args:
+      lines: Each with its number.
+      name: Of the text, for messages.
+      watched: What the losses are of.
+
+    Raises:
+      MonitorError: If a line is no loss of what is watched; names it.
+    """
     low = -1 if watched.promise.is_signed else 0
-    for number, line in bounded_lines(lines, name=name):
+    for number, line in lines:
         check_utf_8(line, f"{name}, line {number}")
         try:
             loss = _loss(line, watched)

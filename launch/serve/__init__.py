@@ -5,7 +5,8 @@
 
 Prompts of all requests are decoded in one batch, which they join and leave at any step: POST /v1/completions, and
 /v1/chat/completions where a chat template was calibrated, both with streaming. A wrong request gets a status of 4xx,
-and its error says what is wrong; 503 means not ready, or busy: retry later.
+and its error says what is wrong; 503 means not ready, or busy: retry later. A request may have 16 prompts, or as many
+as `--max_waiting` if that is less.
 
 The port is open at once. Until the model is loaded and all is compiled, GET /readyz answers 503 and says how far that
 is; what is compiled is kept for the next start. GET /healthz, /metrics (for Prometheus) and /manifest are there before.

@@ -254,9 +254,25 @@ def add_refusals(app: fastapi.FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(_: fastapi.Request, error: RequestValidationError) -> fastapi.Response:
-        found = "; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors())
+        found = "; ".join(map(_in_words, error.errors()))
         names = [str(name) for part in error.errors() for name in part["loc"][1:2] if isinstance(name, str)]
         return refusal(RefusedError(400, found, param=next(iter(names), None)))
+
+
+_WHOLE_BODY = ("body",)
+
+
+def _in_words(part: Mapping[str, Any]) -> str:
+    """Returns what is wrong with a body, from an error of pydantic."""
+    if part["loc"] != _WHOLE_BODY:
+        return f"{'.'.join(map(str, part['loc']))}: {part['msg']}"
+    found = part["input"]
+    if found is None:
+        return "the body is missing; it must be a JSON object"
+    # A body without the header is not read as JSON.
+    if isinstance(found, bytes):
+        return "the body must be a JSON object, sent with the header Content-Type: application/json"
+    return f"the body must be a JSON object, got {json.dumps(found):.60}"
 
 
 def error_fields(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, object]:

@@ -135,7 +135,7 @@ def check_parameters(question: Question, *, most_tokens: int) -> None:
         if value is None or value in accepted or (name == "logprobs" and value is False):
             continue
         code = "not_supported" if reason is _NOT_MADE else "not_calibrated"
-        instead = f"Pass {json.dumps(accepted[0])} or leave it out" if accepted else "Leave it out"
+        instead = f"Leave {name} out" + (f", or pass {json.dumps(accepted[0])}" if accepted else "")
         message = f"{name} {value!r:.40} is refused: {reason}. {instead}."
         raise RefusedError(400, message, param=name, code=code)
     for name in ("max_tokens", "max_completion_tokens"):
@@ -143,7 +143,8 @@ def check_parameters(question: Question, *, most_tokens: int) -> None:
         if asked not in (None, most_tokens):
             message = (
                 f"{name} {asked} is refused: outputs were calibrated with at most {most_tokens} tokens, and the "
-                f"promise is neither about longer ones nor about their beginnings. Pass {most_tokens} or leave it out."
+                f"promise is neither about longer ones nor about their beginnings. Leave {name} "
+                f"out, or pass {most_tokens}."
             )
             raise RefusedError(400, message, param=name, code="not_calibrated")
     if question.stream_options is not None and not question.stream:

@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -289,15 +290,15 @@ class Desk:
             batch.warm_up(on_shape=self._tell_shape)
             if probe is not None:
                 self.phase = "compiling what measures losses"
-                probe.warm_up()
+                probe.warm_up(on_shape=functools.partial(self._tell_shape, what=" what measures losses"))
         if probe is not None:
             self._measurements = Measurements(generator, probe, most_waiting=limits.measuring)
         self._batch = batch
         self._is_ready, self.phase = True, "ready"
         _log.info("Ready after %.0f s.", time.monotonic() - start)
 
-    def _tell_shape(self, done: int, total: int) -> None:
-        self.phase = f"compiling: {done} of {total} shapes"
+    def _tell_shape(self, done: int, total: int, *, what: str = "") -> None:
+        self.phase = f"compiling{what}: {done} of {total} shapes"
 
     @property
     def is_ready(self) -> bool:

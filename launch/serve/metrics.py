@@ -85,6 +85,8 @@ def prompt_event(prompt_tokens: int) -> Callable[[Answer], None]:
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
 _FIRST_REFUSAL = 400
 _ELSEWHERE = "other"
+HEALTH_PAGES = ("/healthz", "/readyz")
+"""Pages that say whether the service lives and is ready; orchestrators poll them."""
 _TRACED = "/v1/"
 
 
@@ -106,7 +108,7 @@ class ServiceMetrics:
             "calm_beam_first_token_seconds", "From a request to its stream's first event", buckets=_SECONDS, **kept
         )
         self._refusals = prometheus_client.Counter(
-            "calm_beam_refusals", "Requests that were refused, or failed", ["status"], **kept
+            "calm_beam_refusals", "Requests that were refused, or failed; polls of /readyz are not", ["status"], **kept
         )
         self._prompts = prometheus_client.Counter(
             "calm_beam_prompts", "Prompts that were answered, failed, or were left by their client", ["outcome"], **kept
@@ -152,7 +154,9 @@ class ServiceMetrics:
         """
         self._requests.labels(path, status).inc()
         if status >= _FIRST_REFUSAL:
-            self._refusals.labels(status).inc()
+            # A service that starts refuses nobody by telling a probe so.
+            if path not in HEALTH_PAGES:
+                self._refusals.labels(status).inc()
             return
         self._seconds.labels(path).observe(seconds)
         if first_seconds is not None:

@@ -6,6 +6,7 @@ Its protocol for uvicorn waits for no request for ever, and refuses in the form 
 import asyncio
 import contextlib
 import copy
+import errno
 import json
 import logging
 import signal
@@ -21,16 +22,17 @@ import uvicorn
 from prometheus_client import exposition
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.shared_options import declared, entry_choice, entry_in_words, metric_settings
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.interrupts import leave_at_once
 from calm_beam.manifest import ManifestError
+from calm_beam.serving.watched import make_losses_file
 
 from .answers import BoundedBodies, add_refusals, error_fields, not_ready
 from .completions import add_completions
 from .desk import Desk, Load, NotReadyError
-from .metrics import Counted, DeskCollector, ServiceMetrics
+from .metrics import HEALTH_PAGES, Counted, DeskCollector, ServiceMetrics
 from .request import Limits, Served, ServeRequest
 
 if TYPE_CHECKING:
@@ -155,7 +157,7 @@ def protocol_with(limits: Limits) -> type[TimedProtocol]:
 
 # Beyond what requests may take, for what is measured of them.
 _SECONDS_TO_MEASURE = 5
-_OF_MACHINES = ("/healthz", "/readyz", "/metrics")
+_OF_MACHINES = (*HEALTH_PAGES, "/metrics")
 
 _log = logging.getLogger("uvicorn.error")
 
@@ -166,6 +168,9 @@ def run(request: ServeRequest, served: Served) -> int:
     Raises:
       UsageError: If the address is taken, or the model is not the manifest's.
     """
+    if request.losses is not None:
+        with naming("--losses"):
+            make_losses_file(request.losses)
     listener = _bound(request)
     say(f"{entry_in_words(served.entry)}: http://{request.host}:{request.port}/v1")
     app, desk = build_app(served, load=lambda: _load(request, served))
@@ -208,7 +213,10 @@ def _bound(request: ServeRequest) -> socket.socket:
         listener.bind((request.host, request.port))
     except OSError as error:
         listener.close()
-        raise UsageError(f"--host={request.host} --port={request.port}: {error.strerror or error}.") from error
+        where = f"--host={request.host} --port={request.port}"
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"{where}: port {request.port} is in use already. Pass another --port.") from error
+        raise UsageError(f"{where}: {error.strerror or error}.") from error
     return listener
 
 

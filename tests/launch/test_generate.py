@@ -58,8 +58,8 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
     assert printed.out == f"{answer.text}\n"
     memory, first, last = printed.err.splitlines()
     assert re.fullmatch(
-        r"[\d.]+ KiB of weights(, and [\d.]+ KiB of them once more for native code)?, [\d.,]+ GiB free beside them: "
-        r"room for [\d,]+ positions",
+        r"[\d.]+ KiB of weights(, [\d.]+ KiB for a second copy that native code reads)?, [\d.,]+ GiB free beside them: "
+        r"room for [\d,]+ tokens of prompts and outputs at a time",
         memory,
     )
     assert first == (

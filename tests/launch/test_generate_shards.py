@@ -63,8 +63,8 @@ def test_answers_in_shards_are_those_of_a_file(
     assert printed.out == ""
     lines = printed.err.splitlines()
     assert re.fullmatch(
-        r"[\d.]+ KiB of weights(, and [\d.]+ KiB of them once more for native code)?, [\d.,]+ GiB free beside them: "
-        r"room for [\d,]+ positions",
+        r"[\d.]+ KiB of weights(, [\d.]+ KiB for a second copy that native code reads)?, [\d.,]+ GiB free beside them: "
+        r"room for [\d,]+ tokens of prompts and outputs at a time",
         lines[0],
     )
     assert lines[1] == (

@@ -63,7 +63,8 @@ def test_the_state_is_taken_up_again(
     assert main([*flags, f"--losses={_write(tmp_path / 'a', _GOOD)}"]) == 0
     assert main([*flags, f"--losses={_write(tmp_path / 'b', _BAD)}"]) == 3
     assert main([*whole, f"--losses={_write(tmp_path / 'c', _GOOD + _BAD)}"]) == 3
-    assert (tmp_path / "state.json").read_text() == (tmp_path / "whole.json").read_text()
+    in_parts, at_once = (json.loads((tmp_path / name).read_text()) for name in ("state.json", "whole.json"))
+    assert in_parts["monitor"] == at_once["monitor"]
     capsys.readouterr()
     assert main([*flags, f"--losses={_write(tmp_path / 'd', [0.0] * 300)}"]) == 3
     assert "412 losses" in capsys.readouterr().out
@@ -158,12 +159,153 @@ def test_a_state_of_the_first_version_is_read(
     printed = capsys.readouterr()
     assert "is of a version that counted missing losses as 1" in printed.err
     assert "ALARM at loss 4: the risk exceeds delta 0.1, or losses are missing." in printed.out
-    assert json.loads(state.read_text())["schema"] == "calm-beam/monitor/v2"
+    assert json.loads(state.read_text())["schema"] == "calm-beam/monitor/v3"
     assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}", f"--state={state}"]) == 4
     assert "is of a version" not in capsys.readouterr().err
-    state.write_text(json.dumps({**old, "schema": "calm-beam/monitor/v3"}))
+    state.write_text(json.dumps({**old, "schema": "calm-beam/monitor/v4"}))
     assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}", f"--state={state}"]) == 1
-    assert "schema is 'calm-beam/monitor/v3', this calm-beam knows" in capsys.readouterr().err
+    assert "schema is 'calm-beam/monitor/v4', this calm-beam knows" in capsys.readouterr().err
+
+
+class _Watching:
+    """Calls of `monitor` with one state, on files of one folder."""
+
+    def __init__(self, manifest: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.state = manifest.parent / "state.json"
+        self._flags = ["monitor", f"--manifest={manifest}", f"--state={self.state}"]
+        self._about = {"manifest": read_manifest(manifest).digest, "calibration": 0, "failure": None}
+        self._capsys = capsys
+
+    def row(self, name: int, loss: float = 0.0) -> str:
+        """Returns a row of a probe."""
+        return json.dumps({"id": str(name), "loss": loss, **self._about}) + "\n"
+
+    def rows(self, *names: int) -> str:
+        return "".join(map(self.row, names))
+
+    def counts(self, losses: pathlib.Path) -> tuple[int, str]:
+        """Returns how many losses the state has counted after a call, and what the call said."""
+        assert main([*self._flags, f"--losses={losses}"]) == 0
+        return json.loads(self.state.read_text())["monitor"]["n"], self._capsys.readouterr().err
+
+
+@pytest.fixture
+def watching(manifest: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> _Watching:
+    """No call yet."""
+    return _Watching(manifest, capsys)
+
+
+def test_a_file_counts_once_and_what_it_grew_by(
+    watching: _Watching, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Called again, monitor counts what has been added to a file, by whatever path it is named, and says so."""
+    losses = tmp_path / "losses.jsonl"
+    losses.write_text(watching.rows(*range(24)))
+    assert watching.counts(losses) == (24, "")
+    again = f"{losses}: 24 losses counted before, 0 new"
+    count, said = watching.counts(losses)
+    assert count == 24
+    assert again in said
+    monkeypatch.chdir(tmp_path)
+    assert watching.counts(pathlib.Path("losses.jsonl"))[0] == 24
+    with losses.open("a") as file:
+        file.write(watching.rows(24, 25))
+    count, said = watching.counts(losses)
+    assert count == 26
+    assert "24 losses counted before, 2 new" in said
+    assert len(json.loads(watching.state.read_text())["files"]) == 1
+
+
+def test_an_empty_file_has_no_losses_yet(watching: _Watching, tmp_path: pathlib.Path) -> None:
+    """A file that a service has just made counts nothing, and later what was added."""
+    losses = tmp_path / "losses.jsonl"
+    losses.touch()
+    assert watching.counts(losses) == (0, "")
+    losses.write_text(watching.rows(1))
+    assert watching.counts(losses) == (1, "")
+
+
+def test_errors_in_a_file_that_grew_name_the_line_of_the_file(
+    watching: _Watching, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines are numbered from the file's first one, and a bad line leaves the state as it was."""
+    losses = _write(tmp_path / "losses", [0.0, 0.0])
+    assert watching.counts(losses)[0] == 2
+    before = watching.state.read_text()
+    _write(losses, [0.0, 0.0, 0.5, "half"])
+    assert main(["monitor", f"--manifest={tmp_path}", f"--state={watching.state}", f"--losses={losses}"]) == 1
+    assert f"{losses}, line 4: expected a loss" in capsys.readouterr().err
+    assert watching.state.read_text() == before
+
+
+def test_a_rotated_file_is_a_new_one_and_the_old_one_is_known(watching: _Watching, tmp_path: pathlib.Path) -> None:
+    """After a rotation both files count what they have beyond what was counted, in whatever order they come."""
+    losses, rotated = tmp_path / "losses.jsonl", tmp_path / "losses.jsonl.1"
+    losses.write_text(watching.rows(1, 2, 3))
+    assert watching.counts(losses)[0] == 3
+    rotated.write_text(watching.rows(1, 2, 3, 4))
+    losses.write_text(watching.rows(5))
+    assert watching.counts(losses) == (4, "")
+    count, said = watching.counts(rotated)
+    assert count == 5
+    assert "3 losses counted before, 1 new" in said
+    for path in (losses, rotated):
+        assert watching.counts(path)[0] == 5
+
+
+def test_a_copy_and_its_original_count_once(watching: _Watching, tmp_path: pathlib.Path) -> None:
+    """Rows are known again under another path, even if the copy has grown since."""
+    losses, copy = tmp_path / "losses.jsonl", tmp_path / "copy.jsonl"
+    losses.write_text(watching.rows(1, 2))
+    assert watching.counts(losses)[0] == 2
+    copy.write_text(watching.rows(1, 2, 3))
+    for path in (copy, losses, copy):
+        assert watching.counts(path)[0] == 3
+
+
+def test_equal_numbers_in_another_file_are_other_losses(watching: _Watching, tmp_path: pathlib.Path) -> None:
+    """Numbers have no ids: leaving out a file for its values would count bad losses only."""
+    assert watching.counts(_write(tmp_path / "monday", [0.0, 0.0]))[0] == 2
+    assert watching.counts(_write(tmp_path / "tuesday", [0.0, 0.0]))[0] == 4
+    assert watching.counts(_write(tmp_path / "tuesday", [0.0, 0.0, 0.5]))[0] == 5
+
+
+def test_half_a_last_line_waits_for_its_end(watching: _Watching, tmp_path: pathlib.Path) -> None:
+    """A line without a line break is not counted, nor is half of it, before it is whole."""
+    losses = tmp_path / "losses"
+    for content, count in (("0.5\n0.", 1), ("0.5\n0.25", 1), ("0.5\n0.25\n", 2), ("0.5\n0.25\n", 2)):
+        losses.write_text(content)
+        found, said = watching.counts(losses)
+        assert found == count
+        assert ("the last line has no line break; it is counted once it has one" in said) == (content[-1] != "\n")
+
+
+def test_a_state_that_knows_no_files_is_read(watching: _Watching, tmp_path: pathlib.Path) -> None:
+    """A state of the second version goes on, says that it knows no files, and knows them from then on."""
+    losses = _write(tmp_path / "losses", [0.5])
+    watching.counts(losses)
+    content = json.loads(watching.state.read_text())
+    del content["files"]
+    watching.state.write_text(json.dumps({**content, "schema": "calm-beam/monitor/v2"}))
+    count, said = watching.counts(losses)
+    assert count == 2
+    assert "did not keep which files it had counted" in said
+    assert watching.counts(losses)[0] == 2
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{}, [1], [{"path": "a", "bytes": 1, "sha256": "0"}], [{"path": 1, "bytes": 1, "sha256": "0", "losses": 1}]],
+)
+def test_a_state_with_impossible_files_is_refused(
+    files: object, watching: _Watching, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files that no state has are an error that names the state."""
+    losses = _write(tmp_path / "losses", [0.5])
+    watching.counts(losses)
+    watching.state.write_text(json.dumps({**json.loads(watching.state.read_text()), "files": files}))
+    assert main(["monitor", f"--manifest={tmp_path}", f"--state={watching.state}", f"--losses={losses}"]) == 1
+    assert f"state {watching.state}: " in capsys.readouterr().err
 
 
 def test_a_stream_ends_at_the_alarm(
@@ -350,6 +492,7 @@ def test_a_state_of_more_losses_than_there_are_is_refused(
         content = json.loads(state.read_text())
         content["monitor"]["n"] = count
         state.write_text(json.dumps(content))
+        _write(tmp_path / "a", [0.5, 0.5])
         capsys.readouterr()
         assert main(flags) == 1
         assert "n must be at most 1000000000000, which no stream has" in capsys.readouterr().err

@@ -381,15 +381,18 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     said = functools.partial(memory.memory_in_words, config)
     weights = 4 * sum(math.prod(shape) for shape in parameter_shapes(config).values())
     room = int(((1 << 31) - weights) * 0.2 / 2 / (4 * 2 * 64 * 4))
-    assert said(demand) == f"0.1 GiB of weights, 1.9 GiB free beside them: room for {room:,} positions"
-    assert "; room for 5,000 positions, as asked, takes 9.8 MiB" in said(asked)
+    assert (
+        said(demand)
+        == f"0.1 GiB of weights, 1.9 GiB free beside them: room for {room:,} tokens of prompts and outputs at a time"
+    )
+    assert "; room for 5,000 tokens, as asked, takes 9.8 MiB" in said(asked)
     elsewhere = said(demand, model_parallelism=8, runs_here=False)
     assert elsewhere.startswith("0.1 GiB of weights, ")
-    assert "MiB on each of 8 devices; a position takes 2.0 KiB" in elsewhere
+    assert "MiB on each of 8 devices; each token of a prompt or an output takes 2.0 KiB" in elsewhere
     uneven = memory.memory_in_words(dataclasses.replace(config, vocab_size=63), demand, model_parallelism=2)
     assert "on each of 2 devices (each has the vocabulary whole, which cannot be shared evenly)" in uneven
     monkeypatch.setattr(memory, "has_accelerators", lambda: True)
-    assert "; a position takes" in said(demand)
+    assert "; each token of a prompt or an output takes" in said(demand)
     # Which holds the model, and whose own devices are asked when it is loaded.
     memory.check_memory(config, memory.Demand(num_branches=1, steps=10**6, source=10**6))
     with pytest.raises(UsageError, match="8 attention heads cannot be divided by 3"):

@@ -202,7 +202,7 @@ def test_a_broken_prompt_disturbs_nobody(tmp_path: Any) -> None:
     """An invalid prompt is refused at once; one without an output has the error in its own future."""
     served = _generator(load_checkpoint(write_model(tmp_path, is_broken=True)))
     with ContinuousGenerator(served) as continuous:
-        with pytest.raises(PromptError, match="the prompt: is empty"):
+        with pytest.raises(PromptError, match="the prompt is empty"):
             continuous.submit([])
         broken, whole = continuous.submit([5, BROKEN_ID, 1]), continuous.submit([5, 1])
         with pytest.raises(OutputError, match="logits that are not finite"):

@@ -56,7 +56,12 @@ def test_the_calibrated_engine_serves_where_it_can(caplog: pytest.LogCaptureFixt
         assert _said(caplog) == []
         generator.generate(_PROMPT)
         generator.generate(_PROMPT)
-        assert len(_said(caplog)) == 1
+        (sentence,) = _said(caplog)
+        assert "pass exact_engine=True (--exact_engine)" in sentence
+        assert library.VARIABLE not in sentence
+        caplog.clear()
+        _generator(engine, exact_engine=True).generate(_PROMPT)
+        assert _said(caplog) == []
 
 
 def test_another_engine_is_said_once_with_the_bound(caplog: pytest.LogCaptureFixture) -> None:

@@ -145,7 +145,7 @@ def test_references_that_cannot_be_compared_are_refused(
     generator, probe = _probe(tmp_path / "losses", build_entry(0.2, consistency="risk", loss="relu"))
     with pytest.raises(ValueError, match=re.escape(message)):
         probe.observe("a", _PROMPTS[0], answer=generator.generate(_PROMPTS[0]), references=references)
-    assert not (tmp_path / "losses").exists()
+    assert (tmp_path / "losses").read_bytes() == b""
 
 
 def test_failures_have_loss_1(tmp_path: pathlib.Path) -> None:
@@ -212,4 +212,4 @@ def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path, monkeypatch: 
     generator, probe = _probe(tmp_path / "losses", build_entry(0.2, consistency="risk", loss="relu"))
     with pytest.raises(ValueError, match="request a: risk consistency needs references to measure a loss, got none"):
         probe.observe("a", _PROMPTS[0], answer=generator.generate(_PROMPTS[0]))
-    assert not (tmp_path / "losses").exists()
+    assert (tmp_path / "losses").read_bytes() == b""

@@ -123,26 +123,36 @@ def test_what_leaves_outputs_as_they_are_is_accepted(client: TestClient, generat
 @pytest.mark.parametrize(
     ("parameter", "value", "code", "message"),
     [
-        ("temperature", 0.7, "not_calibrated", "temperature 0.7 is refused: each token is the likeliest, .* Pass 0 or"),
+        (
+            "temperature",
+            0.7,
+            "not_calibrated",
+            "temperature 0.7 is refused: each token is the likeliest, .* Leave temperature out, or pass 0",
+        ),
         ("top_p", 0.9, "not_calibrated", "top_p 0.9 is refused: each token"),
         ("n", 2, "not_calibrated", "n 2 is refused: .* all outputs would be the same"),
         ("best_of", 2, "not_calibrated", "best_of 2"),
         ("presence_penalty", 1, "not_calibrated", "presence_penalty 1"),
         ("frequency_penalty", -1, "not_calibrated", "frequency_penalty -1"),
-        ("logit_bias", {"5": 1}, "not_calibrated", r"logit_bias \{'5': 1\} is refused: .* Pass \{\} or leave it out"),
+        (
+            "logit_bias",
+            {"5": 1},
+            "not_calibrated",
+            r"logit_bias \{'5': 1\} is refused: .* Leave logit_bias out, or pass \{\}",
+        ),
         ("stop", "a", "not_calibrated", "stop 'a' is refused: the promise is about the whole output"),
         ("stop", ["\ud800"], "not_calibrated", "stop"),
         ("suffix", "a", "not_calibrated", "suffix 'a'"),
         ("echo", True, "not_supported", "echo True is refused: this service does not give that"),
-        ("logprobs", 0, "not_supported", "logprobs 0 is refused: .* Leave it out"),
+        ("logprobs", 0, "not_supported", "logprobs 0 is refused: .* Leave logprobs out"),
         ("max_tokens", STEPS + 1, "not_calibrated", f"max_tokens {STEPS + 1} is refused: .* at most {STEPS} tokens"),
         ("max_tokens", STEPS - 1, "not_calibrated", "nor about|neither about longer ones nor about their beginnings"),
         ("stream_options", {}, None, "stream_options are for streams: pass stream=true"),
         ("prompt", "a" * 201, None, "the prompt is longer than 200 characters"),
         ("prompt", [[2] * 101] * 2, None, "the prompts are longer than 200 characters"),
         ("prompt", ["a", "a", "a"], None, "a request may have 2 prompts, got 3"),
-        ("prompt", " ", None, "the prompt: is empty"),
-        ("prompt", ["a", " "], None, "prompt 1: is empty"),
+        ("prompt", " ", None, "the prompt is empty. Give a text"),
+        ("prompt", ["a", " "], None, "prompt 1 is empty"),
         ("prompt", [5, 64], None, "the prompt: token ids must be integers from 0 to 63, got 64"),
         *(
             ("prompt", value, None, "prompt must be a text, a list of texts, a list of token ids, or a list of such")
@@ -178,6 +188,8 @@ def test_what_was_not_calibrated_is_refused(
             "max_tokens: Input should be a valid int",
         ),
         (b'{"model": ', 400, "JSON decode error"),
+        (b'["a"]', 400, 'the body must be a JSON object, got ["a"]'),
+        (b"", 400, "the body is missing; it must be a JSON object"),
         (b"\xff", 400, "There was an error parsing the body"),
         (b" " * 4000, 413, "the body is longer than 3400 bytes"),
         (b'{"model": "gpt-2", "prompt": "a"}', 404, "the model 'gpt-2' is not served here, but 'calm-beam' is"),
@@ -193,6 +205,13 @@ def test_bad_requests_are_refused_in_the_same_shape(
     assert (response.status_code, error["type"]) == (status, "invalid_request_error")
     assert message in error["message"]
     assert client.get("/v1/completions").json()["error"]["message"] == "Method Not Allowed"
+
+
+def test_a_body_that_is_not_declared_to_be_json_says_so(client: TestClient) -> None:
+    """Without its header, JSON is not read as JSON; the error names the header."""
+    response = client.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
+    assert response.status_code == 400
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
 
 
 def test_models_are_listed(client: TestClient, generator: Generator) -> None:

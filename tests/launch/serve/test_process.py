@@ -33,9 +33,18 @@ def test_sigterm_is_obeyed_before_it_is_ready(folder: pathlib.Path, tmp_path: pa
     assert "Traceback" not in service.log
 
 
-def test_who_is_lazy_is_ready_at_once(folder: pathlib.Path, generator: Generator) -> None:
-    """With --lazy the service is ready once the model is loaded; the first prompt waits for compilation."""
-    with started(folder, "--lazy") as service, httpx.Client(base_url=service.url, timeout=120) as client:
+def test_who_is_lazy_is_ready_at_once(folder: pathlib.Path, tmp_path: pathlib.Path, generator: Generator) -> None:
+    """With --lazy the service is ready once the model is loaded; the first prompt waits for compilation.
+
+    The file of losses exists from the start, for a monitor that runs next to the service.
+    """
+    losses = tmp_path / "losses.jsonl"
+    with (
+        started(folder, "--lazy", f"--losses={losses}") as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
+        service.first_response(client)
+        assert losses.read_bytes() == b""
         service.wait_until_ready(client)
         assert "Compiling" not in service.log
         assert_same(answered(asked(client, PROMPTS[0])), expected(generator, PROMPTS[0]))
@@ -72,9 +81,12 @@ def test_what_needs_no_model_is_refused_before_the_port_opens(
         for flags, reason in (
             ([manifest, "--delta=0.7"], "delta"),
             ([manifest, "--dtype=bfloat16"], "--dtype=bfloat16: the manifest was calibrated with float32"),
-            ([manifest, f"--port={port}"], f"--port={port}: Address already in use"),
+            ([manifest, f"--port={port}"], f"port {port} is in use already. Pass another --port."),
             ([manifest, "--port=70000"], "--port must be at most 65535, got 70000"),
             ([manifest, "--probe_share=0.1"], "--probe_share belongs to --losses"),
+            ([manifest, f"--losses={folder}/no/x"], f"--losses {folder}/no/x: the folder {folder}/no does not exist."),
+            ([manifest, f"--losses={folder}"], f"--losses {folder}: exists and is not a file"),
+            ([manifest, "--losses=gs://b/x"], "--losses gs://b/x: losses are added to a local file"),
             ([f"--manifest={folder / 'nothing'}"], "nothing"),
         ):
             start = time.monotonic()

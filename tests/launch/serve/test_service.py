@@ -6,7 +6,7 @@ import pathlib
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from calm_beam.decoding.batch import Admission, Batch
 from calm_beam.launch.serve import desk
-from calm_beam.launch.serve.request import Limits
+from calm_beam.launch.serve.request import Limits, Served
+from calm_beam.launch.serve.run import build_app
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
 from calm_beam.serving import ContinuousGenerator, Generator, LossProbe, MeasuredLoss, OutputError
 from tests.calm_beam.serving.builders import with_groups
@@ -112,11 +113,49 @@ def test_metrics_count_prompts_tokens_and_layers(generator: Generator) -> None:
             ('requests_total{path="/v1/completions",status="200"}', 6),
             ('requests_total{path="other",status="404"}', 1),
             ('refusals_total{status="400"}', 1),
+            ('refusals_total{status="404"}', 1),
             ('request_seconds_count{path="/v1/completions"}', 6),
         ):
             assert metric(client, f"calm_beam_{name}") == value, name
         assert metric(client, "calm_beam_layer_rows_total") >= sum(tokens)
         assert metric(client, "calm_beam_exit_tests_total") > 0
+
+
+def test_the_phase_counts_what_is_compiled_to_measure_losses(
+    generator: Generator, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until all is compiled, /readyz says how far what measures losses is."""
+    seen = threading.Event()
+
+    def warmed_up(_: LossProbe, *, on_shape: Callable[[int, int], None]) -> None:
+        on_shape(1, 3)
+        seen.wait(60)
+
+    monkeypatch.setattr(LossProbe, "warm_up", warmed_up)
+    probe = LossProbe(generator, tmp_path / "losses", share=1, salt="a")
+    with TestClient(app_of(generator, probe=probe)) as client:
+        while "measures losses" not in (response := client.get("/readyz")).text:
+            assert response.status_code == 503
+            time.sleep(0.01)
+        seen.set()
+    assert "not ready: compiling what measures losses: 1 of 3 shapes" in response.text
+
+
+def test_polls_of_health_are_no_refusals(generator: Generator) -> None:
+    """A poll of /readyz while the service starts counts as a request, and not as a refusal; a prompt counts as both."""
+    started = threading.Event()
+
+    def load() -> tuple[Generator, None]:
+        started.wait(60)
+        return generator, None
+
+    about = Served(manifest=generator.manifest, entry=generator.entry, content=b"{}")
+    with TestClient(build_app(about, load=load)[0]) as client:
+        assert client.get("/readyz").status_code == 503
+        assert asked(client, PROMPTS[0]).status_code == 503
+        assert metric(client, 'calm_beam_requests_total{path="/readyz",status="503"}') == 1
+        assert metric(client, 'calm_beam_refusals_total{status="503"}') == 1
+        started.set()
 
 
 def test_errors_have_one_form(client: TestClient) -> None:

@@ -178,7 +178,7 @@ def test_a_missing_file_is_an_os_error(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_folder_of_a_calibration_will_do(tmp_path: pathlib.Path) -> None:
-    """A folder stands for the manifest in it, as for commands; one without a manifest is refused in words."""
+    """A folder stands for the manifest in it, as for commands; one without a manifest is refused."""
     with pytest.raises(ManifestError, match=f"{re.escape(str(tmp_path))}: is a folder, and has no manifest.json"):
         read_manifest(tmp_path)
     (tmp_path / "manifest.json").write_text(manifest_text(build_manifest()))

@@ -83,10 +83,20 @@ def test_a_busy_machine_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Timings of a busy machine are uncertain, and a message says so."""
+    """Timings of a busy machine are uncertain, and a message says so before they begin, after what is timed."""
     monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 1000.0, 1000.0))
     assert _calibrate(model, data, tmp_path / "out", "--objective=throughput:4") == 0
-    assert "caution: this machine is busy (load 1000.0 on" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    places = [
+        printed.index(words)
+        for words in (
+            "candidates, since there are fewer than 500 examples; also possible: ",
+            "caution: this machine is busy (load 1000.0 on",
+            "exits=auto: measuring what a token costs here",
+            "exits=auto: 4 prompts at a time, a token takes",
+        )
+    ]
+    assert places == sorted(places)
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     assert manifest.cost is not None
     assert manifest.cost.batch == 4

@@ -50,7 +50,7 @@ def print_summary(
     manifest: Manifest,
     output: str,
     *,
-    seconds: float,
+    seconds: float | None,
     operations: Sequence[float | None] = (),
     remarks: Iterable[str] = (),
     verbose: bool = False,
@@ -60,7 +60,7 @@ def print_summary(
     Args:
       manifest: The result.
       output: Directory that holds it and the risk table.
-      seconds: How long the run took.
+      seconds: How long the command has taken, loading and timing included; None if it had nothing left to do.
       operations: For each entry what decoding takes of the full model's operations; None where nobody counted them.
       remarks: What else there is to say about what was chosen.
       verbose: Whether the mean loss at every threshold is shown too, and how was tested.
@@ -127,14 +127,15 @@ def _all_trade_offs(manifest: Manifest, output: str) -> Iterator[Table | str]:
         yield f"Mean losses of {counted(more, f'more {kind}')}: {RISK_TABLE}."
 
 
-def _what_was_counted(manifest: Manifest, *, seconds: float) -> Iterator[str]:
+def _what_was_counted(manifest: Manifest, *, seconds: float | None) -> Iterator[str]:
     """Yields on which examples was tested, and what has to be known of them."""
     data = manifest.data
     if rounds := rounds_in_words(manifest):
         yield rounds
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
+    took = "" if seconds is None else f" in {seconds:.0f} s"
     yield (
-        f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)} in {seconds:.0f} s; "
+        f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)}{took}; "
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from calm_beam.exits.measures import Need
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.calibrate.auto import _candidates
-from calm_beam.launch.calibrate.command import CalibrateCall
+from calm_beam.launch.calibrate.command import CalibrateCall, calibrate_and_report
 from calm_beam.launch.calibrate.prepare import settled_exits
 from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.cli import main
@@ -198,6 +199,17 @@ def test_no_example_that_tests_is_timed(
 
 
 _ONE_WAY = "exits: softmax at every layer, since "
+
+
+def test_the_time_is_that_of_the_whole_command(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time at the end counts from the start of the command, loading and measuring included."""
+    flags = (f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'out'}", *SHORT_FLAGS, *_ASKED)
+    request = _request("--exits=auto", "--objective=layers", *flags)
+    assert calibrate_and_report(request, PipelineOptions([]), began=time.time() - 5000) == 0
+    (seconds,) = re.findall(r"60 examples in (\d+) s;", capsys.readouterr().out)
+    assert 5000 <= int(seconds) < 6000
 
 
 def _request(*flags: str) -> CalibrateRequest:

@@ -16,9 +16,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.guarantee import Guarantee, default_tests_in_words
 from calm_beam.calibration.plan import earlier_forms, gone_on_with
-from calm_beam.decoding.settings import recorded_settings
 from calm_beam.errors import UsageError
-from calm_beam.evaluation.flops import DecoderSizes, share_at_mean
+from calm_beam.evaluation.flops import shares_of_operations
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import read_examples
@@ -342,29 +341,6 @@ def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:
     # User code runs only if a flag names it.
     own = manifest.decode.confidence not in MEASURES
     return {**named, "confidence": manifest.decode.confidence} if own else named
-
-
-def shares_of_operations(manifest: Manifest, sizes: DecoderSizes | None) -> tuple[float | None, ...]:
-    """Returns for each entry the share of the full model's operations that decoding takes, exit tests included.
-
-    Args:
-      manifest: The result.
-      sizes: Sizes of the model; None if it was not loaded, so that nothing can be counted.
-
-    Returns:
-      Shares, above 1 if tests cost more than exits save. None for an entry that never exits, and for all entries if the
-      number of tests does not follow from the mean layers.
-    """
-    decode = manifest.decode
-    # Variants have several rules; with distances between exits, mean layers do not determine the number of tests.
-    is_counted = decode.exit_interval == 1 and all(entry.variant is None for entry in manifest.calibrations)
-    if sizes is None or not is_counted:
-        return (None,) * len(manifest.calibrations)
-    rule = recorded_settings(decode, (0.0,)).rule
-    return tuple(
-        None if entry.threshold is None else share_at_mean(entry.layers, sizes, rule=rule)
-        for entry in manifest.calibrations
-    )
 
 
 def price_of_tests(manifest: Manifest, shares: Sequence[float | None]) -> Iterator[str]:

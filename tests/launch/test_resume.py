@@ -635,7 +635,7 @@ def test_unfinished_generations_are_not_calibrated(
         capsys
     )
     assert _recalibrate(tmp_path, tmp_path / "again") == 2
-    assert f"--generations {tmp_path}: no decode.json there and no generations below it." in _error(capsys)
+    assert f"--generations {tmp_path}: no decode.json there and no generations below it, so" in _error(capsys)
 
 
 def test_generations_need_no_model(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:

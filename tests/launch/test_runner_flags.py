@@ -7,6 +7,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.launch.flags import UsageError
+from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.run import check_runner_flags
 
 _POOL = "--environment_config=localhost:50000"
@@ -89,6 +90,16 @@ def test_what_does_not_is_refused(flags: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_runner_flags(PipelineOptions(flags))
     assert message in str(caught.value)
+
+
+def test_flags_of_runners_come_first() -> None:
+    """A command refuses them when it takes its workers, before it looks at data or loads a model."""
+
+    def num_shards() -> int:
+        raise AssertionError("the data were looked at")
+
+    with pytest.raises(UsageError, match="--runner=FlinkRunner needs --job_endpoint"):
+        Workers.prepared(PipelineOptions(["--runner=FlinkRunner"]), accelerator=None, paths=(), num_shards=num_shards)
 
 
 def test_many_cores_may_have_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,10 +32,10 @@ def device_times_table(found: DeviceForecast) -> Table:
     table = PlainTable(title)
     table.add_numbers(
         "exit\nlayer",
-        "head asked at\nevery layer to there",
+        "head asked\nat every\nlayer\nto there",
         "head asked\nthere alone",
-        "share that must\nleave there to pay",
-        "head not asked\n(state and others)",
+        "share that\nmust leave\nthere\nto pay",
+        "head not\nasked (state\nand others)",
     )
     for layer in _shown(found.parts.layers):
         alone = ExitRule(min_exit_layer=layer, exit_interval=found.parts.layers)

@@ -33,9 +33,11 @@ from typing import Self
 
 import numpy as np
 
+from calm_beam.decoding.settings import recorded_rule
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost
+from calm_beam.manifest import Manifest
 from calm_beam.model import ModelConfig, architecture_of
 
 
@@ -207,6 +209,29 @@ def share_at_mean(layers: float, sizes: DecoderSizes, *, rule: ExitRule) -> floa
         return share_of_work([depth], sizes, rule=rule)
     cheapest, dearest = (share_of_work([layer], sizes, rule=rule) for layer in (lowest, depth))
     return cheapest + (dearest - cheapest) * (layers - lowest) / (depth - lowest)
+
+
+def shares_of_operations(manifest: Manifest, sizes: DecoderSizes | None) -> tuple[float | None, ...]:
+    """Returns for each entry the share of the full model's operations that decoding takes, exit tests included.
+
+    Args:
+      manifest: The result.
+      sizes: Sizes of the model; None if it was not loaded, so that nothing can be counted.
+
+    Returns:
+      Shares, above 1 if tests cost more than exits save. None for an entry that never exits, and for all entries if the
+      number of tests does not follow from the mean layers.
+    """
+    decode = manifest.decode
+    # Variants have several rules; with distances between exits, mean layers do not determine the number of tests.
+    is_counted = decode.exit_interval == 1 and all(entry.variant is None for entry in manifest.calibrations)
+    if sizes is None or not is_counted:
+        return (None,) * len(manifest.calibrations)
+    rule = recorded_rule(decode)
+    return tuple(
+        None if entry.threshold is None else share_at_mean(entry.layers, sizes, rule=rule)
+        for entry in manifest.calibrations
+    )
 
 
 def _checked(exit_layers: Sequence[int] | np.ndarray, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:

@@ -272,8 +272,9 @@ class GenerationsHome(Home[G]):
         found = self._found()
         if not found:
             raise UsageError(
-                f"{flag} {path}: no {self.JOB.FILE} there and no {_GENERATIONS} below it. Name the output "
-                f"directory of a calibration, or its {_GENERATIONS}/<fingerprint>."
+                f"{flag} {path}: no {self.JOB.FILE} there and no {_GENERATIONS} below it, so this is no folder of a "
+                f"calibration; one of generate is not enough. Name the output directory of a calibration, or its "
+                f"{_GENERATIONS}/<fingerprint>."
             )
         if len(found) > 1:
             raise UsageError(

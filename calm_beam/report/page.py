@@ -10,7 +10,7 @@ from typing import Any
 
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.verification import promised_thresholds
-from calm_beam.evaluation.flops import DecoderSizes
+from calm_beam.evaluation.flops import DecoderSizes, shares_of_operations
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import (
     Calibration,
@@ -82,14 +82,15 @@ def evenly(count: int, most: int) -> set[int]:
 
 
 def results(
-    calibrated: Calibrated, shown: Sequence[int], *, factors: Mapping[float, Sequence[float]] | None
+    calibrated: Calibrated, shown: Sequence[int], *, factors: Sequence[Sequence[float] | None]
 ) -> dict[str, Any]:
     """Returns what manifest and risk table say.
 
     Args:
       calibrated: The calibration.
       shown: Places of the thresholds to show.
-      factors: By which operations fall at the promised thresholds, as `counted_savings` gives them.
+      factors: For each entry the operations of the full model divided by those with exits, by one or several counts;
+        None where nobody counted them.
     """
     manifest = calibrated.manifest
     lines = [[rows[index] for index in shown] for rows in calibrated.table]
@@ -108,8 +109,8 @@ def results(
             for (objective, group), rows in by_objective.items()
         ],
         "entries": [
-            _entry(entry, rows, manifest=manifest, objective=objectives.index(_measured(entry)), factors=factors)
-            for entry, rows in zip(manifest.calibrations, lines, strict=True)
+            _entry(entry, rows, manifest=manifest, objective=objectives.index(_measured(entry)), operations=operations)
+            for entry, rows, operations in zip(manifest.calibrations, lines, factors, strict=True)
         ],
         "served": manifest.plan.serve if manifest.plan is not None else None,
         "condition": CONDITION,
@@ -152,12 +153,8 @@ def _entry(
     *,
     manifest: Manifest,
     objective: int,
-    factors: Mapping[float, Sequence[float]] | None,
+    operations: Sequence[float] | None,
 ) -> dict[str, Any]:
-    # Operations were counted over the prompts of all groups.
-    operations = None
-    if factors is not None and entry.threshold is not None and entry.group is None:
-        operations = factors[entry.threshold]
     refused = next((place for place, row in enumerate(rows, start=1) if row.confirmed is False), None)
     chosen = [row.threshold for row in rows].index(entry.threshold) if entry.threshold is not None else None
     return {
@@ -288,6 +285,28 @@ _SCRIPTS = ("outputs.js", "drawing.js", "charts.js", "examples.js", "report.js")
 _NOTHING = (1.0, 1.0)
 
 
+def _both_counts(counted: tuple[float, ...], share: float | None) -> tuple[float, ...]:
+    """Returns the factors of an entry: the first is that of the terminal, if there is one."""
+    return counted if share is None else (1 / share, *counted[1:])
+
+
+def _factors(
+    entries: Sequence[Calibration],
+    shares: Sequence[float | None],
+    *,
+    counted: Mapping[float, tuple[float, ...]] | None,
+) -> list[Sequence[float] | None]:
+    """Returns for each entry the factors that its sentence is about: that of the terminal, or else those counted."""
+    found: list[Sequence[float] | None] = []
+    for entry, share in zip(entries, shares, strict=True):
+        over_examples = None
+        # Counted over the prompts of all groups.
+        if counted is not None and entry.threshold is not None and entry.group is None:
+            over_examples = counted[entry.threshold]
+        found.append(over_examples if share is None else (1 / share,))
+    return found
+
+
 def build_page(
     calibrated: Calibrated,
     stored: StoredOutputs | None,
@@ -324,14 +343,20 @@ def build_page(
         )
         # None of the examples that were drawn has an output: there is nothing to divide.
         factors = factors if examples else None
-    content = results(calibrated, indices, factors=factors)
+    shares = shares_of_operations(calibrated.manifest, sizes)
+    content = results(calibrated, indices, factors=_factors(entries, shares, counted=factors))
     content["remarks"] = [printable(with_short_places(remark)) for remark in remarks]
     content["speedups"] = [_speedup(entry, speedups) for entry in entries] if speedups else None
     content |= {"exits": None, "savings": None, "sample": None, "pieces": [], "examples": []}
     if factors is not None:
         content["savings"] = {
             "examples": examples,
-            "flops": [factors[entry.threshold] if entry.threshold is not None else _NOTHING for entry in entries],
+            # Else both counts are over the examples.
+            "byMeanLayers": any(share is not None for share in shares),
+            "flops": [
+                _NOTHING if entry.threshold is None else _both_counts(factors[entry.threshold], share)
+                for entry, share in zip(entries, shares, strict=True)
+            ],
         }
     if stored is None:
         return _checked(_assembled(content))

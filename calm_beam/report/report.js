@@ -207,8 +207,8 @@ function writeSavings(entry) {
     objective.group === null ? "" : ", group ",
     objective.group === null ? "" : foreign(objective.group),
     `, ε = ${short(entry.epsilon, 4)}. ${alike.length === 1 ? "Risks are measured: only tests tell what is safe." : "Dashed: the full model."}`,
-    data.savings ? ` Operations are the decoder’s, exit tests included, against the full model’s, counted over ${counted(data.savings.examples, "example", "examples")}${data.objectives.some(({ group }) => group !== null) ? " of all groups" : ""}.` : "",
-    data.savings ? " The first count has the tests that each token took; the other one, as Table 2 of the CALM paper seems to, those of its output’s deepest token." : "",
+    data.savings ? ` Operations are the decoder’s, exit tests included, against the full model’s. ${data.savings.byMeanLayers ? "The first count follows from the mean layers, without attention; the other one is over" : "Counted over"} ${counted(data.savings.examples, "example", "examples")}${data.objectives.some(({ group }) => group !== null) ? " of all groups" : ""}.` : "",
+    data.savings ? " The first count has the tests that each token took; the other one, as Table 2 of the CALM paper seems to, those of its output’s deepest token, and a projection for the output besides." : "",
     data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " Where there are more, exit tests cost more than skipped layers save." : "",
   );
   const rows = data.entries.map((other, index) => {

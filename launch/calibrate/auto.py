@@ -156,7 +156,10 @@ def with_candidates(
         raise CannotChooseError(
             f"the decoder has {counted(config.num_decoder_layers, 'layer')}, of which nothing can exit early"
         )
-    tried = tried[: _most(request, sweep, runs_here=runs_here)]
+    most, why = _most(request, sweep, runs_here=runs_here)
+    if most < len(tried):
+        say(_left_out_in_words(tried, most, why=why))
+    tried = tried[:most]
     share = request.selection_share or (SELECTION_SHARE if len(tried) > MOST_BY_THEMSELVES else None)
     cost = _kept_or_found(request, sweep, tried, output=output, runs_here=runs_here, selection_share=share)
     costs = VariantCosts.of_record(cost, rule=sweep.settings.rule, layers=config.num_decoder_layers)
@@ -169,21 +172,40 @@ def with_candidates(
     return dataclasses.replace(request, exits=request.AUTO, candidates=chosen), cost
 
 
-def _most(request: CalibrateRequest, sweep: "PreparedSweep", *, runs_here: bool) -> int:
-    """Returns the largest number of candidates that the examples, the test and the memory allow."""
+def _most(request: CalibrateRequest, sweep: "PreparedSweep", *, runs_here: bool) -> tuple[int, str]:
+    """Returns the largest number of candidates that examples, test and memory allow, and which of these allows no more.
+
+    The latter is a clause.
+    """
     examples = count_examples(sweep.data, at_most=_CANDIDATES[-1][0])
     count = max(most for least, most in _CANDIDATES if examples is None or examples >= least)
-    if any(P_VALUES[name].needs_table for name in request.p_values):
+    enough = next((least for least, most in _CANDIDATES if most > count), None)
+    why = "no more are tried" if enough is None else f"there are fewer than {enough:,} examples"
+    whole = next((name for name in request.p_values if P_VALUES[name].needs_table), None)
+    if whole is not None and count >= MOST_BY_THEMSELVES:
         # If some examples choose, their losses are only summed.
-        count = min(count, MOST_BY_THEMSELVES)
+        count, why = MOST_BY_THEMSELVES, f"{whole} needs every single loss"
     for most in range(count, 1, -1):
         try:
             # One sweep decodes all of them.
             sweep.check_branches(most * (1 + len(sweep.settings.thresholds)), runs_here=runs_here)
         except ValueError:
+            why = "there is memory for no more"
             continue
-        return most
+        return most, why
     raise CannotChooseError("there is memory for one way of exiting at a time, and not for two")
+
+
+def _left_out_in_words(possible: Sequence[Variant], most: int, *, why: str) -> str:
+    """Returns how many candidates are taken, why, and the first one of each measure that is left out altogether."""
+    tried = {variant.confidence for variant in possible[:most]}
+    first = {variant.confidence: variant for variant in reversed(possible[most:]) if variant.confidence not in tried}
+    others = "; ".join(variant.in_words() for variant in possible if variant in first.values())
+    also = f"; also possible: {others}" if others else ""
+    return (
+        f"exits=auto: {most} of {counted(len(possible), 'candidate')}, since {why}{also} (docs/guarantee.md, "
+        '"Exits that the tool chooses")'
+    )
 
 
 def _candidates(depth: int, *, has_classifier: bool, decays: bool, tau: float | None) -> Iterator[Variant]:
@@ -276,6 +298,7 @@ def _measured(
     else:
         prompts = first_prompts(request, sweep, count=count, parts=(CHOOSING,), selection_share=selection_share)
     first = tried[0]
+    say("exits=auto: measuring what a token costs here, which may take a minute on a busy machine")
     cost = measured_cost(
         serving,
         prompts,

@@ -16,9 +16,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration.guarantee import Guarantee, default_tests_in_words
 from calm_beam.calibration.plan import earlier_forms, gone_on_with
-from calm_beam.decoding.settings import recorded_settings
 from calm_beam.errors import UsageError
-from calm_beam.evaluation.flops import DecoderSizes, share_at_mean
+from calm_beam.evaluation.flops import shares_of_operations
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import read_examples
@@ -67,13 +66,11 @@ class Done:
       run: The calibration that ran.
       manifest: The result.
       folder: Folder of its generations; None if nothing was left to do.
-      seconds: Duration of the run.
     """
 
     run: CalibrationRun
     manifest: Manifest
     folder: str | None
-    seconds: float
 
 
 def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done | str:
@@ -98,7 +95,7 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
             manifest = read_manifest(joined(run.output, MANIFEST))
             if not can_continue(manifest, run.plan):
                 _check_is_done(run, request, manifest)
-                return Done(run=run, manifest=manifest, folder=None, seconds=0)
+                return Done(run=run, manifest=manifest, folder=None)
             continued = manifest
         make_runner(options)
         # Listed before an earlier result is removed, which shows its plan.
@@ -114,7 +111,6 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
             write_cost(run.output, run.provenance.cost, model=run.source.job.model.fingerprint)
     # Printed now, so that a log shows what was settled before any loss was seen.
     _say_plan(run.plan, earlier, is_default=request.leaves_tests_open)
-    start = time.monotonic()
     if request.holdout_share is None:
         finished = _executed(run, request, first=first, continued=continued)
     else:
@@ -128,13 +124,12 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         # The manifest is published, and shows by itself that the plan was tested.
         say(f"caution: {error}")
     manifest, folder = finished
-    seconds = time.monotonic() - start
     if manifest.cost is not None and manifest.cost.was_measured:
         # Imported here, since it loads JAX.
         from .speed import with_speeds
 
         manifest = with_speeds(run, manifest, request)
-    return Done(run=run, manifest=manifest, folder=folder, seconds=seconds)
+    return Done(run=run, manifest=manifest, folder=folder)
 
 
 def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -> None:
@@ -348,29 +343,6 @@ def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:
     return {**named, "confidence": manifest.decode.confidence} if own else named
 
 
-def shares_of_operations(manifest: Manifest, sizes: DecoderSizes | None) -> tuple[float | None, ...]:
-    """Returns for each entry the share of the full model's operations that decoding takes, exit tests included.
-
-    Args:
-      manifest: The result.
-      sizes: Sizes of the model; None if it was not loaded, so that nothing can be counted.
-
-    Returns:
-      Shares, above 1 if tests cost more than exits save. None for an entry that never exits, and for all entries if the
-      number of tests does not follow from the mean layers.
-    """
-    decode = manifest.decode
-    # Variants have several rules; with distances between exits, mean layers do not determine the number of tests.
-    is_counted = decode.exit_interval == 1 and all(entry.variant is None for entry in manifest.calibrations)
-    if sizes is None or not is_counted:
-        return (None,) * len(manifest.calibrations)
-    rule = recorded_settings(decode, (0.0,)).rule
-    return tuple(
-        None if entry.threshold is None else share_at_mean(entry.layers, sizes, rule=rule)
-        for entry in manifest.calibrations
-    )
-
-
 def price_of_tests(manifest: Manifest, shares: Sequence[float | None]) -> Iterator[str]:
     """Yields a warning for promised thresholds at which exit tests cost more than exits save."""
     dearest = max((share for share in shares if share is not None), default=0)
@@ -397,10 +369,10 @@ def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *,
         say(f"--resume: {joined(output, MANIFEST)} is finished; nothing is left to do.")
         if not is_file(joined(output, REPORT)):
             say(f"its report is missing: calm-beam report --calibration={output}")
-        _print(done, verbose=request.verbose)
+        _print(done, seconds=None, verbose=request.verbose)
         return 0
     try:
-        _print(done, verbose=request.verbose)
+        _print(done, seconds=time.time() - began, verbose=request.verbose)
     finally:
         # The report comes last: if it fails, the manifest is complete, and the report can be built again. It is built
         # even if standard output is closed.
@@ -413,7 +385,7 @@ def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *,
     return 0
 
 
-def _print(done: Done, *, verbose: bool) -> None:
+def _print(done: Done, *, seconds: float | None, verbose: bool) -> None:
     proved = any(entry.threshold is not None for entry in done.manifest.calibrations)
     files = [joined(done.run.output, name) for name in (MANIFEST, RISK_TABLE, REPORT)]
     give({"output": done.run.output, "manifest": done.manifest.to_dict()}, is_proved=proved, files=files)
@@ -422,7 +394,7 @@ def _print(done: Done, *, verbose: bool) -> None:
     print_summary(
         done.manifest,
         done.run.output,
-        seconds=done.seconds,
+        seconds=seconds,
         operations=operations,
         remarks=price_of_tests(done.manifest, operations),
         verbose=verbose,

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -255,7 +255,7 @@ def _tradeoff_findings(task: Task, found: Sequence[Measured]) -> Findings:
     return Findings(
         rows=[_performance_row(measured) for measured in (full, *others)],
         tables=[
-            _tradeoff_table(curves, metric=task.metric),
+            *_tradeoff_tables(curves, metric=task.metric),
             _performance_table("Bounds and baselines", bounds, metric=task.metric, num_layers=num_layers),
         ],
         notes=(
@@ -267,21 +267,27 @@ def _tradeoff_findings(task: Task, found: Sequence[Measured]) -> Findings:
     )
 
 
-def _tradeoff_table(curves: dict[str, list[Measured]], *, metric: str) -> Table:
-    """Returns layers and score of every measure at every threshold."""
+# So many fit into 80 columns.
+_MEASURES_PER_TABLE = 3
+
+
+def _tradeoff_tables(curves: dict[str, list[Measured]], *, metric: str) -> Iterator[Table]:
+    """Yields layers and score of every measure at every threshold, some measures a table."""
     measures = [name for name in curves if name in COMPARABLE]
     has_references = curves[measures[0]][0].performance.quality is not None
     title = f"Layers per token and {'quality' if has_references else 'similarity'} ({metric})"
-    table = PlainTable(title)
-    table.add_numbers("threshold", *measures)
-    for row in zip(*(curves[name] for name in measures), strict=True):
-        cells = []
-        for measured in row:
-            score = measured.performance.quality if has_references else measured.performance.similarity
-            assert score is not None
-            cells.append(f"{measured.performance.layers.mean:.2f}  {score.mean:.4f}")
-        table.add_row(f"{row[0].threshold:g}", *cells)
-    return table
+    for start in range(0, len(measures), _MEASURES_PER_TABLE):
+        some = measures[start : start + _MEASURES_PER_TABLE]
+        table = PlainTable(title)
+        table.add_numbers("threshold", *some)
+        for row in zip(*(curves[name] for name in some), strict=True):
+            cells = []
+            for measured in row:
+                score = measured.performance.quality if has_references else measured.performance.similarity
+                assert score is not None
+                cells.append(f"{measured.performance.layers.mean:.2f}  {score.mean:.4f}")
+            table.add_row(f"{row[0].threshold:g}", *cells)
+        yield table
 
 
 def _performance_row(measured: Measured) -> dict[str, Cell]:

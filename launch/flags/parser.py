@@ -343,7 +343,7 @@ class ShowAll(argparse.Action):
 
 
 # Shares of letters that two names have in common.
-_ALIKE = 0.6
+_ALIKE = 0.75
 _MUCH_MORE_ALIKE = 0.15
 # With its dashes; shorter ones begin too many names.
 _LEAST_ABBREVIATION = 5
@@ -494,14 +494,15 @@ def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, beams: Iterab
         raise UsageError(f"unknown {kind} {flag}.{hint} See {parser.prog} --help.")
 
 
-def _nearest(flag: str, *, ours: Iterable[str], beams: Iterable[str]) -> str | None:
+def _nearest(flag: str, *, ours: Collection[str], beams: Iterable[str]) -> str | None:
     """Returns the flag that was probably meant, or None: a calm-beam flag unless one of Beam's is much more similar.
 
-    An abbreviation of a calm-beam flag means that flag.
+    An abbreviation of a calm-beam flag means that flag, unless another one of these is much more similar.
     """
     meant = [name for name in ours if name.startswith(flag) and len(flag) >= _LEAST_ABBREVIATION]
     if meant:
-        return max(meant, key=lambda name: _likeness(flag, name))
+        closest, nearest = (max((_likeness(flag, name), name) for name in names) for names in (meant, ours))
+        return nearest[1] if nearest[0] > closest[0] + _MUCH_MORE_ALIKE else closest[1]
     best_of_ours, best_of_beams = (
         max(((_likeness(flag, name), name) for name in names), default=(0.0, "")) for names in (ours, beams)
     )

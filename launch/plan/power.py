@@ -186,6 +186,18 @@ def _p_values(request: PlanRequest, guesses: Sequence[GuessedLosses]) -> list[st
     return names
 
 
+def _left_out(run: _Run) -> str:
+    """Returns a sentence about the p-values that were left out since they take a simulation; nothing without any."""
+    names = [name for name in P_VALUES if name not in run.p_values and all(guess.fits(name) for guess in run.guesses)]
+    if run.request.p_values or not names:
+        return ""
+    return (
+        f"Left out, since they bet in an order and take a simulation, perhaps minutes: {' and '.join(names)} "
+        f"(--p_value={','.join(names)}). calibrate takes star_bets by default, unless losses are 0 or 1, or too many "
+        "to keep."
+    )
+
+
 def _say_simulated(title: str, name: str) -> None:
     # It may take a minute.
     say(f"simulating {name} at {title}")
@@ -203,3 +215,5 @@ def _print(run: _Run, curves: Sequence[Sequence[Curve]]) -> None:
         table.add_row(by_guess[0].name, *(curve.needed_in_words() for curve in by_guess))
     console.print(table)
     console.print(run.meaning())
+    if left_out := _left_out(run):
+        console.print(left_out)

@@ -19,9 +19,11 @@ import grpc
 from apache_beam.metrics.metric import MetricResults, MetricsFilter
 from apache_beam.options.pipeline_options import (
     DirectOptions,
+    FlinkRunnerOptions,
     PipelineOptions,
     PortableOptions,
     PrismRunnerOptions,
+    SparkRunnerOptions,
     StandardOptions,
 )
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
@@ -48,6 +50,26 @@ _PRISM_SOURCE = "github.com/apache/beam/sdks/v2/go/cmd/prism"
 _ADDRESS = re.compile(r"(\S+):(\d{1,5})")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Cluster:
+    """A cluster that Beam reaches by a job server in Java: its name, and the flag for the jar of that server."""
+
+    name: str
+    flags: type[PipelineOptions]
+    jar_flag: str
+
+    def jar(self, options: PipelineOptions) -> str | None:
+        given: str | None = getattr(options.view_as(self.flags), self.jar_flag)
+        return given
+
+
+# By the runner's name in lower case.
+_CLUSTERS = {
+    "flinkrunner": _Cluster(name="Flink", flags=FlinkRunnerOptions, jar_flag="flink_job_server_jar"),
+    "sparkrunner": _Cluster(name="Spark", flags=SparkRunnerOptions, jar_flag="spark_job_server_jar"),
+}
+
+
 def check_runner_flags(options: PipelineOptions) -> None:
     """Refuses flags that contradict each other or have no meaning here; nothing has been started.
 
@@ -71,6 +93,7 @@ def check_runner_flags(options: PipelineOptions) -> None:
         raise UsageError("--streaming: the data are files, which end. Leave it out.")
     _check_workers(options, is_local=is_local)
     _check_portable(options, runner, is_local=is_local)
+    _check_cluster(options, runner)
 
 
 def _check_prism(options: PipelineOptions, runner: str) -> None:
@@ -89,6 +112,21 @@ def _check_prism(options: PipelineOptions, runner: str) -> None:
         )
     if not os.path.isfile(location):
         raise UsageError(f"--prism_location={location}: no such file.")
+
+
+def _check_cluster(options: PipelineOptions, runner: str) -> None:
+    """Refuses Flink or Spark without a job server, neither one that runs nor a jar to start: Beam would download it."""
+    cluster = _CLUSTERS.get(runner)
+    if cluster is None or options.view_as(PortableOptions).job_endpoint:
+        return
+    if not (jar := cluster.jar(options)):
+        raise UsageError(
+            f"--runner={_given(options)} needs --job_endpoint, the address of Beam's job server for {cluster.name}: "
+            f"without it, Beam downloads one. Start it as in docs/flink.md and pass --job_endpoint=localhost:8099, or "
+            f"name its jar: --{cluster.jar_flag}."
+        )
+    if "://" not in jar and not os.path.isfile(jar):
+        raise UsageError(f"--{cluster.jar_flag}={jar}: no such file.")
 
 
 def _check_workers(options: PipelineOptions, *, is_local: bool) -> None:
@@ -372,10 +410,14 @@ def _prepare_job_service(options: PipelineOptions) -> None:
         try:
             grpc.channel_ready_future(channel).result(_ENDPOINT_SECONDS)
         except grpc.FutureTimeoutError as error:
-            raise UsageError(
-                f"--job_endpoint={endpoint}: no job service answers there. Start one: python -m "
-                f"calm_beam.launch.job_service --port={endpoint.rpartition(':')[2]}"
-            ) from error
+            port = endpoint.rpartition(":")[2]
+            cluster = _CLUSTERS.get(_given(options).lower().rpartition(".")[2])
+            start = (
+                f"Start one: python -m calm_beam.launch.job_service --port={port}"
+                if cluster is None
+                else f"Start Beam's job server for {cluster.name}, with --job-port={port} (docs/flink.md)."
+            )
+            raise UsageError(f"--job_endpoint={endpoint}: no job service answers there. {start}") from error
 
 
 def _starts_job_service(options: PipelineOptions) -> bool:

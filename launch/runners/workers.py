@@ -24,7 +24,7 @@ from calm_beam.transforms.decode import ANY_DEVICES, Devices
 from calm_beam.transforms.metrics import ProgressLog
 
 from .dataflow import prepare_job, template_location
-from .run import is_local, make_runner, may_report_progress, tell_open_ports
+from .run import check_runner_flags, is_local, make_runner, may_report_progress, tell_open_ports
 
 
 class OwnPipeline(beam.Pipeline):
@@ -79,7 +79,9 @@ class Workers:
         paths: Iterable[tuple[str, str | None]],
         num_shards: Callable[[], int],
     ) -> Self:
-        """Returns the workers that flags name; arguments and errors are those of `prepare_job`."""
+        """Returns the workers that flags name; arguments are those of `prepare_job`, errors also of runner flags."""
+        # Also in `make_runner`, but by then the model was loaded, and costs were measured.
+        check_runner_flags(options)
         prepare_job(options, accelerator=accelerator, paths=paths, num_shards=num_shards)
         tell_open_ports(options)
         return cls(options=options, accelerator=accelerator)

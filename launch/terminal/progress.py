@@ -73,7 +73,7 @@ def _watch(path: pathlib.Path, done: threading.Event) -> None:
             is_last = done.wait(_TERMINAL_SECONDS)
             counts = _read_counts(path)
             read, decoded = _read_and_decoded(counts)
-            phase, seconds = phases.see(counts)
+            phase, seconds, _ = phases.see(counts)
             description = f"{phase} {seconds:.0f} s" if phase in _TIMED else phase
             progress.update(task, description=description, total=read or None, completed=decoded)
             if is_last:
@@ -86,39 +86,52 @@ def _log(path: pathlib.Path, done: threading.Event) -> None:
     phases = _Phases()
     while not done.wait(min(_TERMINAL_SECONDS, _LOG_SECONDS)):
         counts = _read_counts(path)
-        phase, seconds = phases.see(counts)
+        phase, seconds, newly = phases.see(counts)
         now = time.monotonic()
         if now - last_line >= _LOG_SECONDS:
             last_line = now
             read, decoded = _read_and_decoded(counts)
-            say(_line(phase, read, decoded=decoded, in_phase=seconds, in_all=now - start))
+            say(_line(phase, read, decoded=decoded, newly=newly, in_phase=seconds, in_all=now - start))
 
 
-def _line(phase: str, read: int, *, decoded: int, in_phase: float, in_all: float) -> str:
-    """Returns where a run stands, for a log."""
+def _line(phase: str, read: int, *, decoded: int, newly: int, in_phase: float, in_all: float) -> str:
+    """Returns where a run stands, for a log.
+
+    Args:
+      phase: What it does.
+      read: Prompts to decode.
+      decoded: Those that are decoded.
+      newly: Those of them that were decoded within `in_phase`.
+      in_phase: Seconds of the phase so far.
+      in_all: Seconds of the run so far.
+    """
     prompts = f"{read} {'prompt' if read == 1 else 'prompts'}"
     if phase in _BEFORE_THE_FIRST:
         return f"{phase} for {in_phase:.0f} s; {prompts} to decode"
     if phase == _READING:
         return f"{phase} for {in_phase:.0f} s"
-    # Time before the first prompt (loading, compiling) is not repeated.
-    since = f" for {in_phase:.0f} s" if phase in _TIMED else ""
-    left = f", about {in_phase / decoded * (read - decoded):.0f} s left" if phase == _DECODING else f"; {phase}{since}"
-    return f"decoded {decoded} of {prompts} in {in_all:.0f} s{left}"
+    done = f"decoded {decoded} of {prompts} in {in_all:.0f} s"
+    if phase != _DECODING:
+        return f"{done}; {phase}{f' for {in_phase:.0f} s' if phase in _TIMED else ''}"
+    # Time before the first prompts (loading, compiling) is not repeated, and tells nothing of the rest. Prompts of a
+    # batch are reported one after the other, so that the first moments tell nothing either.
+    if not newly or in_phase < _LOG_SECONDS:
+        return done
+    return f"{done}, about {in_phase / newly * (read - decoded):.0f} s left"
 
 
 class _Phases:
     """The current activity of a run, and its duration."""
 
     def __init__(self) -> None:
-        self._phase, self._since = _READING, time.monotonic()
+        self._phase, self._since, self._decoded = _READING, time.monotonic(), 0
 
-    def see(self, counts: Mapping[str, int]) -> tuple[str, float]:
-        """Returns the phase that counts show, and the seconds since it was first seen."""
-        phase = _phase_of(counts)
+    def see(self, counts: Mapping[str, int]) -> tuple[str, float, int]:
+        """Returns the phase that counts show, and the seconds and the prompts decoded since it was first seen."""
+        phase, (_, decoded) = _phase_of(counts), _read_and_decoded(counts)
         if phase != self._phase:
-            self._phase, self._since = phase, time.monotonic()
-        return phase, time.monotonic() - self._since
+            self._phase, self._since, self._decoded = phase, time.monotonic(), decoded
+        return phase, time.monotonic() - self._since, decoded - self._decoded
 
 
 def _phase_of(counts: Mapping[str, int]) -> str:

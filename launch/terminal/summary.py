@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from calm_beam.manifest import (
+    EACH_VARIANT,
     MANIFEST,
     OF_VARIANTS,
     Calibration,
@@ -49,7 +50,7 @@ def print_summary(
     manifest: Manifest,
     output: str,
     *,
-    seconds: float,
+    seconds: float | None,
     operations: Sequence[float | None] = (),
     remarks: Iterable[str] = (),
     verbose: bool = False,
@@ -59,7 +60,7 @@ def print_summary(
     Args:
       manifest: The result.
       output: Directory that holds it and the risk table.
-      seconds: How long the run took.
+      seconds: How long the command has taken, loading and timing included; None if it had nothing left to do.
       operations: For each entry what decoding takes of the full model's operations; None where nobody counted them.
       remarks: What else there is to say about what was chosen.
       verbose: Whether the mean loss at every threshold is shown too, and how was tested.
@@ -126,14 +127,15 @@ def _all_trade_offs(manifest: Manifest, output: str) -> Iterator[Table | str]:
         yield f"Mean losses of {counted(more, f'more {kind}')}: {RISK_TABLE}."
 
 
-def _what_was_counted(manifest: Manifest, *, seconds: float) -> Iterator[str]:
+def _what_was_counted(manifest: Manifest, *, seconds: float | None) -> Iterator[str]:
     """Yields on which examples was tested, and what has to be known of them."""
     data = manifest.data
     if rounds := rounds_in_words(manifest):
         yield rounds
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
+    took = "" if seconds is None else f" in {seconds:.0f} s"
     yield (
-        f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)} in {seconds:.0f} s; "
+        f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)}{took}; "
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
@@ -239,7 +241,9 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
     # A line for each entry has to fit into 80 columns.
     table.collapse_padding = True
     counts = any(share is not None for share in operations)
-    table.caption = " ".join(_captions(manifest, counts_operations=counts))
+    levels = [_level(manifest, entry) for entry in entries]
+    notes = list(_level_notes(manifest, levels))
+    table.caption = " ".join([*_captions(manifest, counts_operations=counts), *notes])
     name = "consis-\ntency" if len(metrics) == 1 else "consistency\nmetric"
     table.add_column(f"group\n{name}" if has_groups else name, overflow="fold")
     for name in (
@@ -254,7 +258,7 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
         # Words give way where a terminal is narrow; numbers that are cut would be other numbers.
         is_words = name == "threshold" or (has_variants and name.startswith("first"))
         table.add_column(name, justify="right", no_wrap=not is_words, overflow="fold" if is_words else "ellipsis")
-    for entry, share in itertools.zip_longest(entries, operations):
+    for entry, share, level in itertools.zip_longest(entries, operations, levels):
         whose = ("all prompts\n" if entry.group is None else group_line(entry)) if has_groups else ""
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(
@@ -266,7 +270,7 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
             f"{saved:.0%}",
             *((_change_in_words(share, entry),) if counts else ()),
             f"{entry.risk:.4f}",
-            _end_of_test(entry),
+            _end_of_test(entry, level=level if notes and len(set(levels)) > 1 else None),
         )
     return table
 
@@ -280,6 +284,29 @@ def _captions(manifest: Manifest, *, counts_operations: bool) -> Iterator[str]:
         yield "Operations are compared with the full model's, exit tests included."
     if any(entry.objective.tail is not None for entry in manifest.calibrations):
         yield "> is about the share of outputs that lose more: delta and mean loss are shares."
+
+
+def _level(manifest: Manifest, entry: Calibration) -> float:
+    """Returns the level that p-values of an entry's tests are compared with."""
+    pareto = None if manifest.plan is None else manifest.plan.pareto
+    return entry.path_level if pareto is None else pareto.share_of(entry.path_level)
+
+
+def _level_notes(manifest: Manifest, levels: Sequence[float]) -> Iterator[str]:
+    """Yields at which levels was tested, if not at the epsilon of the promises: without it, p-values look small."""
+    plan = manifest.plan
+    joint = None if plan is None else plan.joint_epsilon
+    promised = [joint or manifest.error_of(entry) for entry in manifest.calibrations]
+    if all(level >= epsilon for level, epsilon in zip(levels, promised, strict=True)):
+        return
+    sharing = []
+    if plan is not None and plan.pareto is not None and plan.pareto.procedure == EACH_VARIANT:
+        sharing.append(counted(len(plan.pareto.variants), "variant"))
+    if joint is not None:
+        sharing.append(counted(len(levels), "promise"))
+    tested = _from_to(f"{min(levels):.3g}", f"{max(levels):.3g}")
+    epsilon = _from_to(f"{min(promised):g}", f"{max(promised):g}")
+    yield f"Tested at {tested}: {' of '.join(sharing)} share epsilon {epsilon}."
 
 
 def _change_in_words(share: float | None, entry: Calibration) -> str:
@@ -339,14 +366,18 @@ def speed_lines(manifest: Manifest) -> list[str]:
     return [printable_line(line) for line in speeds_in_words(manifest)]
 
 
-def _end_of_test(entry: Calibration) -> str:
-    """Returns the threshold at which testing ended, and its p-value if that was too high; other tests see the grid."""
+def _end_of_test(entry: Calibration, *, level: float | None) -> str:
+    """Returns the threshold at which testing ended, and its p-value if that was too high; other tests see the grid.
+
+    `level` is what the p-value was compared with, or None not to print it.
+    """
     last = entry.path[-1]
     if entry.procedure not in ("fixed_sequence", *OF_VARIANTS):
         return "end of grid"
     if last.rejected:
         return "end of grid" if last.variant is None else "end of path"
-    return f"{last.threshold:g} (p = {last.p_value:.2g}){variant_lines(last.variant)}"
+    compared = "" if level is None else f" > {level:.3g}"
+    return f"{last.threshold:g} (p = {last.p_value:.2g}{compared}){variant_lines(last.variant)}"
 
 
 _TESTS_PER_TABLE = 4

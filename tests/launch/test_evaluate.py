@@ -293,7 +293,15 @@ def test_plots_are_an_extra(
         (["--experiment=tradeoff", "--runner=DataflowRunner"], "--project is missing: the id of the Google Cloud"),
         (["--experiment=tradeoff", "--runner=PortableRunner"], "--runner=PortableRunner needs --job_endpoint"),
         (["--experiment=tradeoff", "--accelerator=nvidia-l4"], "--accelerator is for --runner=DataflowRunner"),
-        (["--experiment=propagation", "--runner=FlinkRunner", "--temp_location=/no"], "--temp_location /no: no such"),
+        (
+            [
+                "--experiment=propagation",
+                "--runner=FlinkRunner",
+                "--flink_job_server_jar=https://h/f.jar",
+                "--temp_location=/no",
+            ],
+            "--temp_location /no: no such",
+        ),
         (["--experiment=sensitivity", "--positions=3-1"], "expected positions from 0, as in 0-9,15,20; got '3-1'"),
         (["--experiment=sensitivity", "--positions=0-99999999999"], "expected positions from 0, as in 0-9,15,20; got"),
         (["--experiment=sensitivity", "--positions=1_0"], "expected positions from 0, as in 0-9,15,20; got '1_0'"),

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from calm_beam.exits.measures import Need
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.launch.calibrate import flag_parsers
 from calm_beam.launch.calibrate.auto import _candidates
-from calm_beam.launch.calibrate.command import CalibrateCall
+from calm_beam.launch.calibrate.command import CalibrateCall, calibrate_and_report
 from calm_beam.launch.calibrate.prepare import settled_exits
 from calm_beam.launch.calibrate.request import CalibrateRequest
 from calm_beam.launch.cli import main
@@ -83,10 +84,20 @@ def test_a_busy_machine_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Timings of a busy machine are uncertain, and a message says so."""
+    """Timings of a busy machine are uncertain, and a message says so before they begin, after what is timed."""
     monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 1000.0, 1000.0))
     assert _calibrate(model, data, tmp_path / "out", "--objective=throughput:4") == 0
-    assert "caution: this machine is busy (load 1000.0 on" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    places = [
+        printed.index(words)
+        for words in (
+            "candidates, since there are fewer than 500 examples; also possible: ",
+            "caution: this machine is busy (load 1000.0 on",
+            "exits=auto: measuring what a token costs here",
+            "exits=auto: 4 prompts at a time, a token takes",
+        )
+    ]
+    assert places == sorted(places)
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     assert manifest.cost is not None
     assert manifest.cost.batch == 4
@@ -188,6 +199,17 @@ def test_no_example_that_tests_is_timed(
 
 
 _ONE_WAY = "exits: softmax at every layer, since "
+
+
+def test_the_time_is_that_of_the_whole_command(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time at the end counts from the start of the command, loading and measuring included."""
+    flags = (f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'out'}", *SHORT_FLAGS, *_ASKED)
+    request = _request("--exits=auto", "--objective=layers", *flags)
+    assert calibrate_and_report(request, PipelineOptions([]), began=time.time() - 5000) == 0
+    (seconds,) = re.findall(r"60 examples in (\d+) s;", capsys.readouterr().out)
+    assert 5000 <= int(seconds) < 6000
 
 
 def _request(*flags: str) -> CalibrateRequest:

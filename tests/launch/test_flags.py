@@ -10,6 +10,7 @@ from apache_beam.options.pipeline_options import DirectOptions, GoogleCloudOptio
 
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import FlagParser, UsageError, parse_flags, parse_own_flags, request_parser
+from calm_beam.launch.flags.parser import _nearest
 from calm_beam.options.groups import DataSource, Engine, Lengths, Memory, ModelSource, OneRule, Replacing, Spread
 from calm_beam.options.kinds import numbers, texts, whole_number
 
@@ -79,6 +80,20 @@ def test_unknown_flags_are_refused(flags: Sequence[str], message: str) -> None:
         _parse(*flags)
     assert message in str(caught.value)
     assert str(caught.value).endswith("See calm-beam test --help.")
+
+
+@pytest.mark.parametrize(
+    ("flag", "nearest"),
+    [
+        ("--inputs", "--input"),
+        ("--inputs_f", "--inputs_field"),
+        ("--round", "--round_examples"),
+        ("--max_examples", None),
+    ],
+)
+def test_hints_name_what_is_near(flag: str, nearest: str | None) -> None:
+    """A letter too many is nearer than half a name; a name that shares one word of two is not near."""
+    assert _nearest(flag, ours=["--inputs_field", "--input", "--round_examples"], beams=()) == nearest
 
 
 def test_beam_alone_would_drop_them() -> None:

@@ -54,6 +54,10 @@ def test_examples_needed_for_coins(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(few < many for few, many in numbers.values())
     assert numbers["exact_binomial"][0] < numbers["hoeffding_bentkus"][0] < numbers["hoeffding"][0]
     assert "Epsilon 0.05." in printed
+    left_out = "wsr and star_bets (--p_value=wsr,star_bets). calibrate takes star_bets by default, unless"
+    assert left_out in " ".join(printed.split())
+    assert main(["plan", "--delta=0.1", "--risk_guess=0.02", "--p_value=hoeffding"]) == 0
+    assert "star_bets" not in capsys.readouterr().out
     assert "0.02" in printed
     assert f"{math.sqrt(0.02 * 0.98):.3g}" in printed
 

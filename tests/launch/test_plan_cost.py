@@ -206,7 +206,10 @@ def test_bad_pilots(pilot: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.
     assert main(["plan", "--delta=0.1", "--risk_guess=0.05", "--examples=10"]) == 2
     assert "--examples is about the cost of a run" in capsys.readouterr().err
     assert _plan(tmp_path) == 2
-    assert f"--pilot {tmp_path}: no decode.json there and no generations below it." in capsys.readouterr().err
+    assert (
+        f"--pilot {tmp_path}: no decode.json there and no generations below it, so this is no folder of a calibration;"
+        in (capsys.readouterr().err)
+    )
     shutil.copytree(_folder(pilot), tmp_path / "run")
     for path in (tmp_path / "run").glob("timing-*"):
         path.unlink()

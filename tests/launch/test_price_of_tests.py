@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from calm_beam.evaluation.flops import DecoderSizes
-from calm_beam.launch.calibrate.command import price_of_tests, shares_of_operations
+from calm_beam.evaluation.flops import DecoderSizes, shares_of_operations
+from calm_beam.launch.calibrate.command import price_of_tests
 from tests.calm_beam.manifest.builders import build_manifest
 
 # A layer takes 12 d a + 4 d_f d = 64 operations, a skipped one 4 d a = 16, a projection 2 V d.

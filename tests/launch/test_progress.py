@@ -2,6 +2,7 @@
 
 import pathlib
 import threading
+from typing import Any
 
 import pytest
 
@@ -39,10 +40,18 @@ def test_logs_get_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: p
         log.report("read", 8)
         log.report("decoded", 2)
         threading.Event().wait(0.3)
+        log.report("decoded", 2)
+        threading.Event().wait(0.3)
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "decoded 2 of 8 prompts in 0 s, about " in printed.err
-    assert "s left" in printed.err
+    before, after = (
+        [line for line in printed.err.splitlines() if line.startswith(f"decoded {done} of 8 prompts in ")]
+        for done in (2, 4)
+    )
+    # How long the first two took is not known, since nobody knows when they were begun.
+    assert before
+    assert not any("left" in line for line in before)
+    assert any(", about " in line and line.endswith("s left") for line in after)
 
 
 def test_terminals_get_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +106,7 @@ def test_what_a_run_is_doing(counts: dict[str, int], phase: str) -> None:
 
 def test_lines_of_a_log() -> None:
     """Before the first prompt is decoded, a line says what takes time; afterwards, how long the rest will take."""
-    in_phase = {"in_phase": 30.0, "in_all": 42.0}
+    in_phase: dict[str, Any] = {"newly": 0, "in_phase": 30.0, "in_all": 42.0}
     assert progress._line("reading", 0, decoded=0, **in_phase) == "reading for 30 s"
     assert (
         progress._line("loading the model", 8, decoded=0, **in_phase)
@@ -106,9 +115,13 @@ def test_lines_of_a_log() -> None:
     assert progress._line("compiling", 1, decoded=0, **in_phase) == "compiling for 30 s; 1 prompt to decode"
     # Ten a second since the first one; earlier time does not count.
     assert (
-        progress._line("decoding", 1000, decoded=300, **in_phase)
+        progress._line("decoding", 1000, decoded=300, newly=300, in_phase=30.0, in_all=42.0)
         == "decoded 300 of 1000 prompts in 42 s, about 70 s left"
     )
+    # The first eleven are there at once, when their batch ends.
+    just_seen = progress._line("decoding", 50, decoded=11, newly=0, in_phase=0.0, in_all=10.0)
+    assert just_seen == "decoded 11 of 50 prompts in 10 s"
+    assert progress._line("decoding", 50, decoded=11, newly=7, in_phase=0.3, in_all=10.0) == just_seen
     assert progress._line("scoring", 1000, decoded=1000, **in_phase) == "decoded 1000 of 1000 prompts in 42 s; scoring"
     assert (
         progress._line("computing what every layer predicts", 5, decoded=5, **in_phase)

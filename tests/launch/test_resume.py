@@ -182,6 +182,8 @@ def test_resuming_nothing_and_what_is_done(
     printed = capsys.readouterr()
     assert f"--resume: {output / 'manifest.json'} is finished; nothing is left to do." in printed.err
     assert f"Manifest: {output / 'manifest.json'}" in printed.out
+    # Nothing was decoded in whatever time the command took.
+    assert re.search(r"\d+ examples; ", printed.out)
     assert _calibrate(model, data, output, "--resume", "--delta=0.2") == 2
     assert "is finished, and was asked for something else. Whatever is asked after its results were seen needs" in (
         _error(capsys)
@@ -633,7 +635,7 @@ def test_unfinished_generations_are_not_calibrated(
         capsys
     )
     assert _recalibrate(tmp_path, tmp_path / "again") == 2
-    assert f"--generations {tmp_path}: no decode.json there and no generations below it." in _error(capsys)
+    assert f"--generations {tmp_path}: no decode.json there and no generations below it, so" in _error(capsys)
 
 
 def test_generations_need_no_model(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:

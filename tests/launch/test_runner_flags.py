@@ -7,6 +7,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.launch.flags import UsageError
+from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.run import check_runner_flags
 
 _POOL = "--environment_config=localhost:50000"
@@ -25,7 +26,9 @@ _REMOTE = "expected one on this machine, such as localhost:50000. Workers elsewh
         ["--environment_type=EXTERNAL", "--environment_option=external_service_address=localhost:1"],
         ["--runner=PortableRunner", "--job_endpoint=h:8099", "--environment_type=EXTERNAL", "--environment_config=p:1"],
         ["--runner=PortableRunner", "--job_endpoint=embed", "--sdk_worker_parallelism=2"],
-        ["--runner=FlinkRunner"],
+        ["--runner=FlinkRunner", "--job_endpoint=localhost:8099"],
+        ["--runner=FlinkRunner", "--flink_master=h:8081", f"--flink_job_server_jar={sys.executable}"],
+        ["--runner=SparkRunner", "--spark_job_server_jar=https://h/spark.jar"],
         ["--runner=PrismRunner", f"--prism_location={sys.executable}"],
         ["--runner=PrismRunner", "--job_endpoint=localhost:8073"],
         ["--runner=DataflowRunner", "--num_workers=3"],
@@ -72,6 +75,13 @@ def test_what_fits_together_passes(flags: list[str]) -> None:
         (["--runner=SwitchingDirectRunner"], "--runner=SwitchingDirectRunner: starts a program that it downloads"),
         (["--runner=PrismRunner"], "--runner=PrismRunner needs --prism_location, the program: without it"),
         (["--runner=PrismRunner", "--prism_location=/no/prism"], "--prism_location=/no/prism: no such file."),
+        (
+            ["--runner=FlinkRunner"],
+            "--runner=FlinkRunner needs --job_endpoint, the address of Beam's job server for Flink",
+        ),
+        (["--runner=FlinkRunner", "--flink_master=h:8081"], "Start it as in docs/flink.md and pass --job_endpoint="),
+        (["--runner=SparkRunner"], "or name its jar: --spark_job_server_jar."),
+        (["--runner=FlinkRunner", "--flink_job_server_jar=/no.jar"], "--flink_job_server_jar=/no.jar: no such file."),
         ([f"--prism_location={sys.executable}"], "needs --runner=PrismRunner, which is missing."),
     ],
 )
@@ -80,6 +90,16 @@ def test_what_does_not_is_refused(flags: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         check_runner_flags(PipelineOptions(flags))
     assert message in str(caught.value)
+
+
+def test_flags_of_runners_come_first() -> None:
+    """A command refuses them when it takes its workers, before it looks at data or loads a model."""
+
+    def num_shards() -> int:
+        raise AssertionError("the data were looked at")
+
+    with pytest.raises(UsageError, match="--runner=FlinkRunner needs --job_endpoint"):
+        Workers.prepared(PipelineOptions(["--runner=FlinkRunner"]), accelerator=None, paths=(), num_shards=num_shards)
 
 
 def test_many_cores_may_have_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:

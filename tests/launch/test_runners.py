@@ -209,6 +209,18 @@ def test_job_services_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
+@pytest.mark.parametrize("name", ["Flink", "Spark"])
+def test_job_servers_of_clusters_are_beams(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a cluster's job server is missing, Beam's own for that cluster is named, not calm-beam's job service."""
+    monkeypatch.setattr(run, "_ENDPOINT_SECONDS", 0.2)
+    with pytest.raises(UsageError) as caught:
+        make_runner(PipelineOptions([f"--runner={name}Runner", "--job_endpoint=localhost:1"]))
+    assert str(caught.value) == (
+        f"--job_endpoint=localhost:1: no job service answers there. Start Beam's job server for {name}, with "
+        "--job-port=1 (docs/flink.md)."
+    )
+
+
 @pytest.mark.timeout(60)
 def test_jobs_may_take_longer_than_beam_waits() -> None:
     """A job may take longer than Beam's limit of 300 s; a calibration has months."""

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,15 @@ from calm_beam.calibration.result import choose_thresholds, risk_rows, write_ris
 from calm_beam.launch.terminal.summary import choices_table, headline, print_summary
 from calm_beam.manifest import Calibration, Manifest, repeats_in_words
 from tests.calm_beam.calibration.builders import build_plan, build_totals
-from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit, build_path_entry
+from tests.calm_beam.manifest.builders import (
+    build_calibration,
+    build_each_variant_manifest,
+    build_joint_confirmed_manifest,
+    build_manifest,
+    build_never_exit,
+    build_path_entry,
+    build_planned_manifest,
+)
 from tests.plans import all_specs
 
 _GRID = (0.9, 0.55, 0.125)
@@ -165,6 +174,32 @@ def test_several_metrics_and_probabilities() -> None:
     assert "(probability 1 - epsilon)" in " ".join(lines)
     assert "rouge_l 0.05" in lines
     assert "token_f1 0.1" in lines
+
+
+def _at(levels: tuple[float, ...], entries: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(dataclasses.replace(entry, epsilon=level) for entry, level in zip(entries, levels, strict=True))
+
+
+def test_levels_below_epsilon() -> None:
+    """A test at a share of epsilon is shown with that share, also where shares differ; at epsilon, with none."""
+    variants = build_each_variant_manifest()
+    assert variants.plan is not None
+    assert variants.plan.pareto is not None
+    text = " ".join(_lines(variants))
+    assert f"Tested at 0.025: {len(variants.plan.pareto.variants)} variants share epsilon 0.05." in text
+    assert "Tested at 0.05: 2 promises share epsilon 0.1." in " ".join(_lines(build_joint_confirmed_manifest()))
+    planned = build_planned_manifest()
+    assert planned.plan is not None
+    levels = (0.05, 0.06)
+    different = dataclasses.replace(
+        planned,
+        plan=dataclasses.replace(planned.plan, tests=_at(levels, planned.plan.tests), joint_epsilon=0.11),
+        calibrations=_at(levels, planned.calibrations),
+    )
+    text = " ".join(_lines(different))
+    assert "Tested at 0.05 to 0.06: 2 promises share epsilon 0.11." in text
+    assert "(p = 0.4 > 0.05)" in text
+    assert "Tested at" not in " ".join(_lines(build_manifest()))
 
 
 def test_the_result_comes_first(

@@ -329,7 +329,13 @@ def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.C
         (["--manifest={manifest}", "--schedule=decay"], "unknown flag --schedule"),
         (["--manifest={manifest}", "--data={tmp}/no.jsonl", "--runner=DataflowRunner"], "--project is missing"),
         (
-            ["--manifest={manifest}", "--data={manifest}.jsonl", "--runner=FlinkRunner", "--temp_location={tmp}/no"],
+            [
+                "--manifest={manifest}",
+                "--data={manifest}.jsonl",
+                "--runner=FlinkRunner",
+                "--job_endpoint=localhost:1",
+                "--temp_location={tmp}/no",
+            ],
             "--temp_location {tmp}/no: no such folder.",
         ),
         (["--manifest={manifest}", "--batch_size=0"], "argument --batch_size: expected a whole number of at least 1"),

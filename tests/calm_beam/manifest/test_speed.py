@@ -116,6 +116,24 @@ def test_speeds_in_words() -> None:
     assert speeds_in_words(build_planned_manifest()) == ()
 
 
+def test_what_failed_is_named_where_only_the_full_model_was_proved() -> None:
+    """If every proved threshold runs all layers, the sentence names the failed test that came closest."""
+    manifest = _manifest(speeds=None)
+    first, never = manifest.calibrations
+    depth = manifest.model.layers
+    path = tuple(dataclasses.replace(step, layers=depth) if step.rejected else step for step in first.path)
+    of_none: dict[str, Any] = {"threshold": None, "variant": None, "threshold_by_position": None, "rule": None}
+    full = dataclasses.replace(first, pays=False, layers=depth, risk=0.0, path=path, **of_none)
+    (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(full, never)))
+    closest = min((step for step in path if not step.rejected), key=lambda step: step.p_value)
+    assert closest.variant is not None
+    assert (
+        f": never exit, since nothing but the full model was proved: {closest.variant.in_words()}, at threshold "
+        f"{closest.threshold:g}, lost {closest.risk:.4f} (p = {closest.p_value:.2g}); fine-tuning"
+    ) in said
+    assert "forecast" not in said
+
+
 def test_the_headline_of_a_report_says_the_speed() -> None:
     """The promise ends with its speed; one that does not pay says that nothing faster could be proved."""
     manifest = _manifest()

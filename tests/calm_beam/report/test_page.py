@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
+from calm_beam.evaluation.flops import (
+    DecoderSizes,
+    flops_appendix_b,
+    flops_calm_table,
+    full_model_flops,
+    shares_of_operations,
+)
 from calm_beam.exits.rule import ExitRule
 from calm_beam.report import LARGEST_PAGE, ReportError, StoredOutputs, build_page, read_calibrated
 from calm_beam.report import page as page_module
+from calm_beam.report.promise import operations_in_words
 from tests.calm_beam.report.builders import (
     GRID,
     NUM_LAYERS,
@@ -197,9 +204,13 @@ def test_fine_grids_are_thinned(tmp_path: pathlib.Path) -> None:
         assert {entry.threshold, entry.path[-1].threshold} - {None} <= shown
 
 
-def test_operations_are_counted_at_chosen_thresholds(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Factors are the full model's operations divided by those with exits, over the sample; never exit is 1."""
-    rule = ExitRule(min_exit_layer=2)
+@pytest.mark.parametrize("interval", [1, 2])
+def test_operations_are_counted_at_chosen_thresholds(interval: int, tmp_path: pathlib.Path) -> None:
+    """Factors are the full model's operations divided by those with exits; never exit is 1.
+
+    The first is that of the terminal, where that follows from the mean layers; else it is counted, as the other one is.
+    """
+    rule = ExitRule(min_exit_layer=2, exit_interval=interval)
     generations = random_generations(20)
     for index, item in enumerate(generations):
         ids = tuple(range(2, 4 + index))
@@ -208,14 +219,23 @@ def test_operations_are_counted_at_chosen_thresholds(folder: pathlib.Path, tmp_p
     folder = write_calibration(tmp_path / "out", generations, rule=rule)
     data = page_data(_page(folder, sizes=_SIZES))
     assert data["savings"]["examples"] == 20
-    for entry, factors in zip(
-        read_calibrated(str(folder)).manifest.calibrations, data["savings"]["flops"], strict=True
+    manifest = read_calibrated(str(folder)).manifest
+    shares = shares_of_operations(manifest, _SIZES)
+    assert data["savings"]["byMeanLayers"] == (interval == 1)
+    for entry, share, shown, factors in zip(
+        manifest.calibrations, shares, data["entries"], data["savings"]["flops"], strict=True
     ):
+        assert (share is None) == (interval == 2 or entry.threshold is None)
         if entry.threshold is None:
             assert factors == [1, 1]
             continue
         lane = 1 + GRID.index(entry.threshold)
-        for formula, factor in zip((flops_appendix_b, flops_calm_table), factors, strict=True):
+        if share is not None:
+            assert factors[0] == pytest.approx(1 / share)
+            assert shown["operations"] == operations_in_words([1 / share])
+        for formula, factor in list(zip((flops_appendix_b, flops_calm_table), factors, strict=True))[
+            share is not None :
+        ]:
             full = early = 0
             for index, item in enumerate(generations):
                 exits = item.outputs[lane].exit_layers

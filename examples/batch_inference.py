@@ -1,6 +1,6 @@
-"""Answers prompts, one per line, under a manifest: JSON lines with the text and the number of decoder layers saved.
+r"""Answers prompts, one per line, under a manifest: JSON lines with the text and the number of decoder layers saved.
 
-    python examples/batch_inference.py --manifest=demo/manifest.json --delta=0.05 \\
+    python examples/batch_inference.py --manifest=demo/manifest.json --delta=0.05 \
         --prompts=prompts.txt --answers=answers
 
 The entry of the manifest is chosen by `--consistency`, `--metric` and `--delta`, as far as there are several.

@@ -12,7 +12,8 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 import calm_beam as calm
-from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
+from calm_beam.inputs.demo import embedded
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, open_vocabulary
 from calm_beam.manifest import write_manifest
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import text_rows, write_model, write_vocabulary
@@ -90,3 +91,22 @@ def test_the_notebook_runs() -> None:
         exec(compile(textwrap.dedent("".join(cell["source"])), cell["id"], "exec"), names)
     assert names["manifest"].data.examples == 40
     assert names["answer"].text
+
+
+def test_streaming(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of a stream answers every prompt of it and tells the state of the promise after each window."""
+    checkpoint = calm.load_checkpoint(str(embedded.MODEL))
+    assert checkpoint.vocabulary_path is not None
+    vocabulary = open_vocabulary(checkpoint.vocabulary_path)
+    entries = [build_entry(0.5, delta=delta) for delta in (0.05, 0.1)]
+    decode = {"max_input_length": 48}
+    manifest = build_served_manifest(checkpoint, entries, vocabulary=vocabulary, decode=decode)
+    write_manifest(manifest, tmp_path / "manifest.json")
+    example = runpy.run_path(str(_ROOT / "examples" / "streaming.py"))
+    example["main"]([f"--manifest={tmp_path / 'manifest.json'}", f"--model={embedded.MODEL}", "--delta=0.05"])
+    printed = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("answer: ") for line in printed) == 24
+    assert [line.partition("losses")[0] for line in printed if line.startswith("window: ")] == [
+        "window: delta 0.05, 12 ",
+        "window: delta 0.05, 24 ",
+    ]

@@ -19,7 +19,7 @@ def _warnings(kind: type[beam.DoFn], caplog: pytest.LogCaptureFixture) -> list[s
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         # Beam reads the hints of a bound method; no state is needed.
-        kind.__new__(kind).default_type_hints()
+        object.__new__(kind).default_type_hints()
     return [record.getMessage() for record in caplog.records]
 
 

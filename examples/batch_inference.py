@@ -1,6 +1,10 @@
-"""Answers prompts, one per line, under a manifest: JSON lines with the text and the number of decoder layers saved.
+r"""Answers prompts, one per line, under a manifest: JSON lines with the text and the number of decoder layers saved.
 
-python examples/batch_inference.py --manifest=demo/manifest.json --model=model --prompts=prompts.txt --answers=answers
+    python examples/batch_inference.py --manifest=demo/manifest.json --delta=0.05 \
+        --prompts=prompts.txt --answers=answers
+
+The entry of the manifest is chosen by `--consistency`, `--metric` and `--delta`, as far as there are several.
+`--model` is the folder of the model; by default the one that the manifest names.
 """
 
 import argparse
@@ -23,10 +27,15 @@ def row(result: PredictionResult) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Reads prompts, answers them, and writes the answers; unknown flags are passed to Beam."""
     parser = argparse.ArgumentParser()
-    for name in ("manifest", "model", "prompts", "answers"):
+    for name in ("manifest", "prompts", "answers"):
         parser.add_argument(f"--{name}", required=True)
+    for name in ("model", "consistency", "metric"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--delta", type=float)
     flags, options = parser.parse_known_args(argv)
-    handler = transforms.EarlyExitModelHandler(flags.manifest, flags.model)
+    handler = transforms.EarlyExitModelHandler(
+        flags.manifest, flags.model, consistency=flags.consistency, metric=flags.metric, delta=flags.delta
+    )
     with beam.Pipeline(options=PipelineOptions(options)) as pipeline:
         _ = (
             pipeline

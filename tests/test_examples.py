@@ -12,9 +12,10 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 import calm_beam as calm
-from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
+from calm_beam.inputs.demo import embedded
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, open_vocabulary
 from calm_beam.manifest import write_manifest
-from tests.calm_beam.serving.builders import build_served_manifest
+from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import text_rows, write_model, write_vocabulary
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -63,15 +64,16 @@ def test_batch_inference(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "vocabulary.model"))
     checkpoint = calm.load_checkpoint(str(model))
     vocabulary = Vocabulary(model / "sentencepiece.model", extra_ids=0)
-    write_manifest(build_served_manifest(checkpoint, vocabulary=vocabulary), tmp_path / "manifest.json")
+    entries = [build_entry(0.5, delta=delta) for delta in (0.05, 0.1)]
+    write_manifest(build_served_manifest(checkpoint, entries, vocabulary=vocabulary), tmp_path / "manifest.json")
     prompts = [row["input"] for row in text_rows(10)]
     (tmp_path / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
     names = {"manifest": "manifest.json", "model": "model", "prompts": "prompts.txt", "answers": "answers"}
-    flags = [f"--{name}={tmp_path / value}" for name, value in names.items()]
+    flags = [*(f"--{name}={tmp_path / value}" for name, value in names.items()), "--metric=token_f1", "--delta=0.05"]
     monkeypatch.setattr("sys.argv", ["batch_inference.py", *flags])
     runpy.run_path(str(_ROOT / "examples" / "batch_inference.py"), run_name="__main__")
     lines = [line for path in tmp_path.glob("answers*.jsonl") for line in path.read_text().splitlines()]
-    generator = calm.Generator.from_manifest(tmp_path / "manifest.json", model)
+    generator = calm.Generator.from_manifest(tmp_path / "manifest.json", model, delta=0.05)
     answers = {prompt: generator.generate(prompt) for prompt in prompts}
     assert sorted(lines) == sorted(
         json.dumps({"prompt": prompt, "answer": answers[prompt].text, "layers_saved": answers[prompt].layers_saved})
@@ -89,3 +91,22 @@ def test_the_notebook_runs() -> None:
         exec(compile(textwrap.dedent("".join(cell["source"])), cell["id"], "exec"), names)
     assert names["manifest"].data.examples == 40
     assert names["answer"].text
+
+
+def test_streaming(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of a stream answers every prompt of it and tells the state of the promise after each window."""
+    checkpoint = calm.load_checkpoint(str(embedded.MODEL))
+    assert checkpoint.vocabulary_path is not None
+    vocabulary = open_vocabulary(checkpoint.vocabulary_path)
+    entries = [build_entry(0.5, delta=delta) for delta in (0.05, 0.1)]
+    decode = {"max_input_length": 48}
+    manifest = build_served_manifest(checkpoint, entries, vocabulary=vocabulary, decode=decode)
+    write_manifest(manifest, tmp_path / "manifest.json")
+    example = runpy.run_path(str(_ROOT / "examples" / "streaming.py"))
+    example["main"]([f"--manifest={tmp_path / 'manifest.json'}", f"--model={embedded.MODEL}", "--delta=0.05"])
+    printed = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("answer: ") for line in printed) == 24
+    assert [line.partition("losses")[0] for line in printed if line.startswith("window: ")] == [
+        "window: delta 0.05, 12 ",
+        "window: delta 0.05, 24 ",
+    ]

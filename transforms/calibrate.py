@@ -279,9 +279,8 @@ class _ScoreShard(beam.DoFn):
     def setup(self) -> None:
         self._scorer.setup()
 
-    def process(
-        self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
-    ) -> Iterator[CalibrationTotals | beam.pvalue.TaggedOutput]:
+    # Totals, and tagged pairs. Beam warns of a bare TaggedOutput in a hint at every run.
+    def process(self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep) -> Iterator[Any]:
         totals, clusters = self._scorer.totals(element, examples=finished.examples)
         for of_cluster in clusters.items():
             yield beam.pvalue.TaggedOutput("losses", of_cluster)

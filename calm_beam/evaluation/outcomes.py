@@ -391,7 +391,7 @@ def score_in_words(objective: Objective) -> str:
     if objective.consistency == "textual":
         return f"{objective.metric} against the full model's output"
     losses_only = " (losses only)" if objective.loss == "relu" else ""
-    return f"{objective.metric} against the references, less the full model's{losses_only}"
+    return f"{objective.metric} against the references, minus the full model's{losses_only}"
 
 
 def _chosen_index(evidence: Evidence, spec: PlannedTest) -> int:

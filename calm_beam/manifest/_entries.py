@@ -15,6 +15,7 @@ from calm_beam.errors import ManifestError
 from calm_beam.risk.rules import Proved
 from calm_beam.storage.record_values import Cost, Count, Items, Layers, Number, Share, Signed, Text, Unit, shown
 from calm_beam.storage.records import ALONE_IF_ONE
+from calm_beam.text import printable_line
 
 from ._model import ExitRuleRecord, Variant, threshold_in_words
 from ._tests import (
@@ -192,6 +193,14 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
         """Returns the promise without its group, as text: `textual > 0.3, rouge_l, delta 0.1, epsilon 0.05`."""
         return f"{self.objective.consistency_in_words()}, {self.metric}, delta {self.delta:g}, epsilon {self.epsilon:g}"
 
+    def __str__(self) -> str:
+        """Returns the promise and the threshold, in a line."""
+        exits = "never exit"
+        if self.threshold is not None:
+            at = threshold_in_words(self.threshold, self.variant)
+            exits = f"threshold {at}, risk {self.risk:.4f}, {self.layers:.2f} layers a token"
+        return printable_line(f"{_of_group(self.group)}{self.promise_in_words()}: {exits}")
+
     def __post_init__(self) -> None:
         Number(self._lowest, 1)("risk", self.risk)
         super().__post_init__()
@@ -362,6 +371,17 @@ class SettingCalibration(SettingTest, TestedEntry[SettingStep, SettingLook]):
         """Returns the values that identify the entry, as callers write them."""
         names = ("group", "tail", "delta", "epsilon")
         return ", ".join(f"{name}={shown(getattr(self, name))}" for name in names)
+
+    def __str__(self) -> str:
+        """Returns the promise and the setting, in a line."""
+        loss = self.loss if self.tail is None else f"{self.loss} > {self.tail:g}"
+        found = "no safe setting" if self.setting is None else f"setting {self.setting}, risk {self.risk:.4f}"
+        promise = f"{loss}, delta {self.delta:g}, epsilon {self.epsilon:g}"
+        return printable_line(f"{_of_group(self.group)}{promise}: {found}")
+
+
+def _of_group(group: str | None) -> str:
+    return "" if group is None else f"group {group}, "
 
 
 THRESHOLDS, SETTINGS = "thresholds", "settings"

@@ -10,6 +10,7 @@ from calm_beam.inputs.vocabularies import VocabularyRecord
 from calm_beam.storage.record_values import Items, Text, UtcTime, shown
 from calm_beam.storage.records import Record, checked_keys
 from calm_beam.storage.strict_json import content_digest
+from calm_beam.text import counted
 
 from ._data import ConfirmationRecord, CountedData, DataRecord, ElsewhereRecord, SettingDataRecord, SettingRecord
 from ._entries import (
@@ -188,6 +189,11 @@ class WrittenManifest(Record, Generic[_Entry]):
     def _repr_html_(self) -> str | None:
         """Returns the HTML that a notebook shows; None, for plain text, in calm-beam-serving."""
         return html_of(self, self._HTML)
+
+    def __str__(self) -> str:
+        """Returns what is promised, a line for each entry."""
+        entries = counted(len(self.calibrations), "entry", several="entries")
+        return "\n".join([f"Manifest of {self.created}, {entries}:", *(f"  {each}" for each in self.calibrations)])
 
     def to_dict(self) -> dict[str, object]:
         """Returns the manifest as plain JSON values, with "schema" and "kind" first and "digest" last."""

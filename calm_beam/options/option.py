@@ -248,7 +248,8 @@ def taking(
                 made.check_given(given)
                 return run(made)
 
-        called.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+        returned = inspect.signature(run).return_annotation
+        called.__signature__ = inspect.signature(kind).replace(return_annotation=returned)  # type: ignore[attr-defined]
         called.__doc__ = _with_arguments(run.__doc__ or "", kind)
         return called
 

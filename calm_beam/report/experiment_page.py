@@ -52,7 +52,7 @@ def experiment_page(
                 lead="Point at a mark to see its numbers, as the table has. Bars and bands: ± one standard error.",
                 content=plots(charts),
             ),
-            Section(title="All numbers", lead="Heads sort.", content=_numbers(rows)),
+            Section(title="All numbers", lead="Click on the head of a column to sort by it.", content=_numbers(rows)),
         ],
         about="How it was measured",
         facts=[
@@ -69,7 +69,9 @@ def propagation_charts(found: "Sequence[Measured]", *, metric: str) -> list[Line
     """Returns scores over layers, a single point for every way of filling the cache."""
     fields = [("Similarity", "score against the full model's output", "similarity")]
     if found[0].performance.quality is not None:
-        fields.insert(0, ("Change of quality", "score against the references, less the full model's", "quality_change"))
+        fields.insert(
+            0, ("Change of quality", "score against the references, minus the full model's", "quality_change")
+        )
     styles = {name: place for place, name in enumerate(dict.fromkeys(map(propagation_name, found[1:])))}
     return [
         LineChart(

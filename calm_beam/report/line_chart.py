@@ -376,7 +376,10 @@ _LEGEND_COLUMNS = 4
 def check_plots_available() -> None:
     """Raises `UsageError` if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("plots need matplotlib, which is not installed: pip install 'calm-beam[plots]'.")
+        raise UsageError(
+            "plots need matplotlib, which is not installed: pip install 'calm-beam[plots]'; in a checkout, "
+            "pip install '.[plots]'."
+        )
 
 
 def write_figure(path: str, rows: Sequence[Sequence[LineChart]], *, title: str = "", note: str = "") -> None:

@@ -67,7 +67,7 @@ def power_page(
             ),
             Section(
                 title="Examples needed",
-                lead=f"For a power of {target:.6g}. Heads sort.",
+                lead=f"For a power of {target:.6g}. Click on the head of a column to sort by it.",
                 content=table(
                     ("p-value", *panels),
                     [(by_panel[0].name, *map(_needed, by_panel)) for by_panel in zip(*panels.values(), strict=True)],

@@ -72,7 +72,7 @@ def splits_page(provenance: Mapping[str, Any], results: SplitResults) -> str:
                 (f"{splits['trials']:,}", "random splits"),
                 (
                     f"{broken:,} of {sum(summary.trials for summary in asked):,}",
-                    "trials of all lines whose test part alone proves a risk above δ",
+                    "trials of all rows whose test part alone proves a risk above δ",
                 ),
                 (f"{grid[0].repeated:,}", "repeated inputs"),
             ],
@@ -122,8 +122,9 @@ def split_notes(results: SplitResults, *, max_decode_length: int) -> Iterator[st
             "deepest one."
         )
     yield (
-        f"risk > delta: trials whose mean loss on the test part exceeds delta, at most {worst} of {trials} in a line "
-        f"(95 % interval of that share: {low:.1%} to {high:.1%}, were trials independent; they share their examples). "
+        f"risk > delta: trials whose mean loss on the test part exceeds delta, at most {worst} of the {trials} "
+        f"trials of a row (95 % interval of that share: {low:.1%} to {high:.1%}, were trials independent; they share "
+        "their examples). "
         "The mean loss of a test part is an estimate itself: it may exceed delta where the true risk, which the "
         "guarantee is about, does not."
     )
@@ -132,7 +133,7 @@ def split_notes(results: SplitResults, *, max_decode_length: int) -> Iterator[st
     yield (
         f"The test part alone proves (level {PROOF_LEVEL:g}) a risk above delta in {broken} of "
         f"{counted(tests, 'trial')} of all "
-        "lines."
+        "rows."
     )
     full = next((summary.full_bleu for summary in summaries if summary.full_bleu), None)
     if full is not None:
@@ -332,7 +333,8 @@ def _tolerances(results: SplitResults, *, notes: Sequence[str]) -> Section:
     ]
     return Section(
         title="At the tolerances that were asked for",
-        lead="Means over trials, of the test parts; threshold: the middle one of those that trials chose. Heads sort.",
+        lead="Means over trials, of the test parts; threshold: the middle one of those that trials chose. "
+        "Click on the head of a column to sort by it.",
         content=table(names, rows, label="Table of tolerances") + paragraphs(notes),
     )
 

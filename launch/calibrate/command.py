@@ -141,8 +141,8 @@ def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -
         say(words)
     if len(plan.tests) > 1 and plan.serve is None and plan.joint_epsilon is None:
         say(
-            f"{len(plan.tests)} entries hold each alone, and the plan does not say which is served. To pick one "
-            "after seeing them voids its guarantee: name it now with --serve, or pass --joint."
+            f"{len(plan.tests)} entries hold each by itself, not all together, and the plan does not say which is "
+            "served. To pick one after seeing them voids its guarantee: name it now with --serve, or pass --joint."
         )
 
 

@@ -146,8 +146,8 @@ class Tests(Options):
     )
     near_ties: str = option(
         COUNT_NEAR_TIES,
-        "outputs that hang on a decision within rounding, which another engine may make otherwise: count them, or "
-        "worst_case, which gives them loss 1 (default: %(default)s)",
+        "outputs that depend on a comparison as close as rounding errors, which another engine may decide "
+        "otherwise: count them, or worst_case, which gives them loss 1 (default: %(default)s)",
         choices=NEAR_TIES,
     )
     holdout_share: float | None = option(

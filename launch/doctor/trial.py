@@ -73,19 +73,20 @@ def run_trial() -> Trial:
         batch_size=_PROMPTS,
     )
     by_sweep = dict(sweep.decode([prompt.ids for prompt in prompts]))
+    place = next(number for number, prompt in enumerate(prompts) if prompt.example.input == embedded.PROMPT)
     decoder = EarlyExitDecoder(
         checkpoint,
         Branch.at(_SETTINGS.rule, _THRESHOLDS[0], max_decode_length=_SETTINGS.max_decode_length),
         max_input_length=_SETTINGS.max_input_length,
     )
-    ((_, served),) = decoder.decode([prompts[0].ids])
+    ((_, served),) = decoder.decode([prompts[place].ids])
     tokens = served.tokens[: served.length]
     return Trial(
-        prompt=prompts[0].example.input or "",
+        prompt=embedded.PROMPT,
         answer=output_text(tokens.tolist(), vocabulary),
         layers=float(served.exit_layers[: served.length].mean()),
         num_layers=checkpoint.config.num_decoder_layers,
-        difference=difference(by_sweep[0], served, lane=1),
+        difference=difference(by_sweep[place], served, lane=1),
         seconds=time.monotonic() - began,
     )
 

@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 
 # Meanings of the columns of a performance, for a note below the table.
 _MEANING = (
-    "Quality: score against the references; change: less the full model's; similarity: score against the full model's "
-    "output; ± one standard error."
+    "Quality: score against the references; change: minus the full model's; similarity: score against the full "
+    "model's output; ± one standard error."
 )
 
 

@@ -239,13 +239,13 @@ def tell_suitability(request: SuitabilityRequest) -> int:
         _tell_device_times(measured.on_device, found, console=console)
     if measured.here is not None:
         console.say(_fastest_here(measured.here, found))
-    console.print(
-        f"{measured.sample} One pass over the full model's outputs: a forecast, no promise. Where it decides anything, "
-        "calibrate on other prompts."
-    )
+    console.print(f"{measured.sample} One pass over the full model's outputs: a forecast, no promise.")
     if measured.next is not None:
-        # No figure above has a part in it, so that these prompts may calibrate.
         tell(f"Next:\n  {measured.next}")
+        console.print("It may use these prompts, since no figure above decides anything in it.")
+    console.print(
+        "Where a figure above decides something, such as delta or how tokens exit, calibrate on other prompts."
+    )
     if measured.output is not None:
         console.print(f"File: {measured.output}", soft_wrap=True)
     give(measured.record())

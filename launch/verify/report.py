@@ -42,6 +42,12 @@ class Verified:
         """Whether a promise is proved broken."""
         return any(verdict.is_broken for verdict in self.verdicts)
 
+    def __str__(self) -> str:
+        """Returns the verdicts, a line for each promise that was tested."""
+        tested = f"{counted(len(self.verdicts), 'promise')} tested at level {self.alpha:g}:"
+        lines = (f"  {each.entry}; now {each.risk:.4f}: {_verdict_in_words(each)}" for each in self.verdicts)
+        return "\n".join([tested, *lines])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifiedThresholds(Verified):
@@ -145,12 +151,17 @@ def tell_settings(done: VerifiedSettings) -> int:
 
 def _found(verdict: Verdict[Any]) -> tuple[str, str, str]:
     """Returns what was found out about a promise, as the cells of a table."""
-    kept = "proved again" if verdict.is_proved_again else "not contradicted"
     return (
         f"{verdict.entry.risk:.4f}\n{verdict.risk:.4f}",
         f"{verdict.p_value:.2g}\n{verdict.excess_p_value:.2g}",
-        "BROKEN" if verdict.is_broken else kept,
+        _verdict_in_words(verdict),
     )
+
+
+def _verdict_in_words(verdict: Verdict[Any]) -> str:
+    if verdict.is_broken:
+        return "BROKEN"
+    return "proved again" if verdict.is_proved_again else "not contradicted"
 
 
 def _examples_in_words(done: VerifiedThresholds) -> str:

@@ -444,7 +444,7 @@ def test_what_workers_find(
     status, message = _run(place, "--consistency=textual,risk", *flags, capsys=capsys)
     # Before that line, a slow machine may print progress.
     *progress, error = message.splitlines()
-    said = r"plan sha256:|tested by|reading|loading|compiling|decoded |engine: |\d+ entries hold each alone"
+    said = r"plan sha256:|tested by|reading|loading|compiling|decoded |engine: |\d+ entries hold each by itself"
     said += r"|exits: softmax at every layer, since |caution: .* cannot be proved by"
     assert [line for line in progress if not re.match(said, line)] == []
     assert error.startswith("calm-beam calibrate: ")

@@ -13,6 +13,8 @@ import pytest
 import calm_beam
 from calm_beam.decoding.branches import BranchResult, PromptResult
 from calm_beam.errors import CalmBeamError
+from calm_beam.inputs import read_examples
+from calm_beam.inputs.demo import embedded
 from calm_beam.launch.cli import main
 from calm_beam.launch.doctor import command, machine, trial
 from calm_beam.launch.doctor.command import EXTRAS, Installed
@@ -52,8 +54,8 @@ def test_the_small_run_agrees_here() -> None:
     found = trial.run_trial()
     assert found.difference is None
     assert 1 <= found.layers < found.num_layers == 8
-    assert found.prompt
-    assert found.answer
+    examples = {each.input: each for each in read_examples(str(embedded.CALIBRATION_SET))}
+    assert found.answer in examples[found.prompt].references
     assert found.seconds > 0
 
 

@@ -179,7 +179,8 @@ def test_a_missing_extra_is_named(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["plan", "--delta=0.1", "--risk_guess=0.05", f"--output={tmp_path / 'plan.svg'}"]) == 2
     printed = capsys.readouterr()
-    assert "plots need matplotlib, which is not installed: pip install 'calm-beam[plots]'." in printed.err
+    assert "plots need matplotlib, which is not installed: pip install 'calm-beam[plots]'" in printed.err
+    assert "; in a checkout, pip install '.[plots]'." in printed.err
     assert printed.out == ""
 
 

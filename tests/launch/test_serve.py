@@ -90,11 +90,14 @@ def test_without_a_name_none_is_taken(
 ) -> None:
     """Several separate entries give a warning before decoding, and `Generator` asks for one."""
     assert _calibrate(model, data, tmp_path / "out") == 0
-    assert "2 entries hold each alone, and the plan does not say which is served." in capsys.readouterr().err
+    assert (
+        "2 entries hold each by itself, not all together, and the plan does not say which is served."
+        in capsys.readouterr().err
+    )
     with pytest.raises(calm.CalmBeamError, match="there are 2 calibrations"):
         Generator.from_manifest(tmp_path / "out" / "manifest.json", model)
     assert _calibrate(model, data, tmp_path / "joint", "--joint") == 0
-    assert "hold each alone, and the plan" not in capsys.readouterr().err
+    assert "hold each by itself" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,10 @@ def test_the_next_command_runs_as_printed(
     assert main(["suitability", *asked, "--agreeing=0.5", "--output=found.json"]) == 0
     shown = capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
-    assert f"Next:\n  {found['next']}\n" in shown
+    assert (
+        f"Next:\n  {found['next']}\nIt may use these prompts, since no figure above decides anything in it.\n"
+        "Where a figure above decides something, such as delta or how tokens exit, calibrate on other prompts.\n"
+    ) in shown
     assert shlex.split(found["next"]) == [
         *("calm-beam", "calibrate", "--checkpoint=other model", "--data=rows-1.jsonl,rows-2.jsonl"),
         *("--max_input_length=32", "--max_decode_length=6", "--engine=xla"),

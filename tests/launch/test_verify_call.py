@@ -166,7 +166,9 @@ def _told(done: Verified) -> int:
 
 def test_python_takes_every_option_of_the_command() -> None:
     """Python's arguments and the command's flags have the same names and defaults, except Beam's own."""
-    arguments = inspect.signature(calm.verify).parameters
+    signature = inspect.signature(calm.verify)
+    assert signature.return_annotation is Verified
+    arguments = signature.parameters
     (parser,) = flag_parsers("verify")
     flags = vars(parser.parse_args(["--manifest=m"]))
     # Only the command line has options about file contents and about the result's form.
@@ -204,6 +206,8 @@ def test_the_function_is_the_command(kind: str, tmp_path: pathlib.Path, capsys: 
     assert capsys.readouterr().out == ""
     assert done.is_broken is (kind == "broken")
     assert bool(done.verdicts) is (kind != "nothing promised")
+    assert len(str(done).splitlines()) == 1 + len(done.verdicts)
+    assert str(done).count("BROKEN") == sum(verdict.is_broken for verdict in done.verdicts)
     assert _told(done) == status
     assert capsys.readouterr().out == told
     if states:

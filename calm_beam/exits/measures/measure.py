@@ -132,8 +132,10 @@ def import_measure(name: str) -> Measure:
     try:
         found = getattr(importlib.import_module(module_name), attribute, None)
     except (Exception, SystemExit) as error:
+        is_absent = isinstance(error, ImportError)
+        remedy = " It has to be installed or on the PYTHONPATH, here and on every worker." if is_absent else ""
         raise MeasureError(
-            f'confidence "{name}": cannot import module "{module_name}" ({type(error).__name__}: {error}).'
+            f'confidence "{name}": cannot import module "{module_name}" ({type(error).__name__}: {error}).{remedy}'
         ) from error
     if found is None:
         raise MeasureError(f'confidence "{name}": module "{module_name}" has no "{attribute}".')

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calm_beam.manifest import SettingTest, too_few_in_words
+from tests.calm_beam.manifest.builders import build_grouped_manifest
+from tests.calm_beam.manifest.test_settings import build_setting_manifest
 
 
 def _test(*, delta: float, epsilon: float = 0.05) -> SettingTest:
@@ -45,3 +47,23 @@ def test_too_few() -> None:
     assert too_few_in_words((easy, hard), 58).startswith("1 of 2 promises cannot be proved by 58 examples, even if")
     assert "delta 0.05 at epsilon 0.05 takes at least 59" in too_few_in_words((easy, hard), 10)
     assert too_few_in_words((hard,), 10).startswith("The promise cannot be proved by 10 examples")
+
+
+def test_a_manifest_prints_its_promises() -> None:
+    """A printed manifest is a line for each promise, of a group or of all."""
+    assert str(build_grouped_manifest()).splitlines()[1:] == [
+        "  textual, rouge_l, delta 0.1, epsilon 0.05: threshold 0.8, risk 0.0300, 4.25 layers a token",
+        "  group de, textual, rouge_l, delta 0.1, epsilon 0.05: threshold 0.7, risk 0.0200, 2.50 layers a token",
+        "  group en, textual, rouge_l, delta 0.1, epsilon 0.05: threshold 0.8, risk 0.0300, 4.25 layers a token",
+        "  group fr, textual, rouge_l, delta 0.1, epsilon 0.05: never exit",
+    ]
+
+
+def test_a_manifest_of_settings_prints_its_promises() -> None:
+    """A printed manifest of settings names the setting of each promise, or that none is safe."""
+    manifest = build_setting_manifest()
+    head, *lines = str(manifest).splitlines()
+    assert head == f"Manifest of {manifest.created}, 2 entries:"
+    for line, entry in zip(lines, manifest.calibrations, strict=True):
+        found = "no safe setting" if entry.setting is None else f"setting {entry.setting}, risk {entry.risk:.4f}"
+        assert line.endswith(f"delta {entry.delta:g}, epsilon {entry.epsilon:g}: {found}")

@@ -54,6 +54,7 @@ def test_swept_and_served_alike(name: str) -> None:
     ("name", "message"),
     [
         ("no_such_module:f", r'confidence "no_such_module:f": cannot import module "no_such_module" \(ModuleNotFound'),
+        ("no_such_module:f", r"\)\. It has to be installed or on the PYTHONPATH, here and on every worker\.$"),
         (f"{_MODULE}:none", 'has no "none"'),
         (f"{_MODULE}:of_nothing", r"expected a function of \(logits\), of \(state, below\).*\('anything',\)"),
         (f"{_MODULE}:NUMBER", "found int"),

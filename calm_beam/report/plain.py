@@ -290,12 +290,14 @@ class Panel:
     Attributes:
       found: Text about the chosen threshold.
       about: Text about the promise.
+      why: Text on the reason why no more was proved; empty for none.
       tested: What was tested, in that order, and what was not.
       chosen: The name of what was chosen; None if nothing is safe.
     """
 
     found: str
     about: str
+    why: str = ""
     tested: Sequence[Tested]
     chosen: str | None
 
@@ -366,9 +368,10 @@ def sentence_html(entry: Calibration, manifest: Manifest) -> str:
 
 def _panel(panel: Panel) -> str:
     chart = setting_chart(panel.tested, chosen=panel.chosen, width=320, height=170, is_large=False)
+    why = f"<span>{prose(panel.why)}</span>" if panel.why else ""
     return (
         f'<figure class="panel"><figcaption><strong>{html.escape(panel.found)}</strong> '
-        f"<span>{prose(panel.about)}</span></figcaption>{chart}</figure>"
+        f"<span>{prose(panel.about)}</span>{why}</figcaption>{chart}</figure>"
     )
 
 

@@ -13,6 +13,11 @@ class MissingExtraError(CalmBeamError, ValueError):
     """A package is needed that the plain installation of calm-beam does not include."""
 
 
+def how_to_install(extra: str) -> str:
+    """Returns the commands that install an extra of calm-beam, from the package index and from a checkout."""
+    return f"pip install 'calm-beam[{extra}]' (in a checkout: pip install '.[{extra}]')"
+
+
 def imported(module: str, *, extra: str, needed_for: str) -> Any:
     """Returns an optional module.
 
@@ -28,7 +33,7 @@ def imported(module: str, *, extra: str, needed_for: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingExtraError(
-            f"{needed_for} needs {module} ({error}): pip install 'calm-beam[{extra}]', here and on every worker."
+            f"{needed_for} needs {module} ({error}): {how_to_install(extra)}, here and on every worker."
         ) from error
 
 

@@ -9,7 +9,7 @@ COMMANDS = {
     "calibrate": "decode a calibration set at every threshold and write the manifest",
     "certify": "prove which settings of a sweep made elsewhere lose at most delta",
     "completion": "print what makes bash, zsh or fish complete commands and flags",
-    "convert": "write a model in another layout: native or T5X's",
+    "convert": "write a model in another layout: native, Hugging Face's or T5X's",
     "decode": "write the outputs of a data set at given thresholds",
     "doctor": "say what is installed here, and whether it works",
     "evaluate": "measure what calibrated thresholds gain and keep, over repeated random splits, and what exits do",

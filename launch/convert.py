@@ -22,16 +22,18 @@ The same as a folder that Hugging Face's transformers loads:
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from calm_beam.checkpoints import (
     Checkpoint,
     CheckpointError,
     find_model,
+    kept_token_ids,
     load_checkpoint,
     store_model,
     write_gguf_tokenizer,
@@ -155,7 +157,10 @@ def _write(
     if step is not None:
         write_t5x(output, config, arrays=arrays, step=step, vocabulary_path=vocabulary_path, extra_ids=extra_ids)
         return
-    write = {"native": write_native, "hugging_face": write_hugging_face}[request.layout]
+    write: Callable[..., None] = write_native
+    if request.layout == "hugging_face":
+        token_ids = kept_token_ids(checkpoint.directory) if checkpoint.layout == "hugging_face" else None
+        write = functools.partial(write_hugging_face, token_ids=token_ids)
     dtype = request.dtype or "float32"
     write(output, config, arrays=arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids, dtype=dtype)
 

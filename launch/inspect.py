@@ -9,9 +9,12 @@ Check whether a model is the one that was calibrated:
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder, stored_architecture
+from calm_beam.extras import MissingExtraError
+from calm_beam.inputs.vocabularies.tokenizer_json import TOKENIZER, read_tokenizer_files
 from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
 from calm_beam.manifest import (
     SCHEMAS,
@@ -180,6 +183,9 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"Lengths: inputs up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}; "
         f"task prefix {decode.task_prefix!r}."
     )
+    if manifest.vocabulary is not None and (chat := manifest.vocabulary.chat) is not None:
+        system = "no system message" if chat.system is None else f"the system message {chat.system!r}"
+        console.print(printable_line(f"Prompts are chats, by a template, with {system}."), soft_wrap=True)
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     console.print(
         f"Calibration set: {counted(data.examples, 'example')}{clusters} of "
@@ -286,6 +292,20 @@ def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
     if checkpoint.vocabulary_path is None:
         console.print("Vocabulary: none in or beside it.")
     else:
-        vocabulary = open_vocabulary(checkpoint.vocabulary_path)
+        _describe_vocabulary(console, checkpoint.vocabulary_path, uri=checkpoint.vocabulary_uri)
+
+
+def _describe_vocabulary(console: PlainConsole, path: pathlib.Path, *, uri: str | None) -> None:
+    try:
+        vocabulary = open_vocabulary(path)
+    except MissingExtraError as error:
+        console.print(f"Vocabulary: {uri}, which was not opened: {error}", soft_wrap=True)
+    else:
         sentinels = f", {vocabulary.extra_ids} of them sentinels" if vocabulary.extra_ids else ""
-        console.print(f"Vocabulary: {vocabulary.size} ids{sentinels}, {checkpoint.vocabulary_uri}", soft_wrap=True)
+        console.print(f"Vocabulary: {vocabulary.size} ids{sentinels}, {uri}", soft_wrap=True)
+    if path.name == TOKENIZER and read_tokenizer_files(str(path)).chat_template is not None:
+        console.print(
+            "Chat template: yes. Commands that make prompts of texts need --chat_template: model for this one, a file, "
+            "or none.",
+            soft_wrap=True,
+        )

@@ -22,6 +22,7 @@ from .stored_array import pieces as pieces
 
 if TYPE_CHECKING:
     from .gguf_tokenizer import write_gguf_tokenizer as write_gguf_tokenizer
+    from .hugging_face import kept_token_ids as kept_token_ids
     from .hugging_face import write_hugging_face as write_hugging_face
     from .load import find_model as find_model
     from .load import load_checkpoint as load_checkpoint
@@ -34,7 +35,7 @@ __getattr__ = on_first_use(
     __name__,
     {
         "gguf_tokenizer": ("write_gguf_tokenizer",),
-        "hugging_face": ("write_hugging_face",),
+        "hugging_face": ("kept_token_ids", "write_hugging_face"),
         "load": ("find_model", "load_checkpoint", "missing_folder", "store_model"),
         "model_folder": ("write_native",),
         "t5x": ("write_t5x",),

@@ -76,10 +76,12 @@ from ._rounds import SequentialRecord as SequentialRecord
 from ._rounds import SettingSequentialPlan as SettingSequentialPlan
 from ._rounds import WatchedPlan as WatchedPlan
 from ._rounds import looks_by_round as looks_by_round
+from ._sentences import alone_in_words as alone_in_words
 from ._sentences import clusters_in_words as clusters_in_words
 from ._sentences import confirmation_in_words as confirmation_in_words
 from ._sentences import confirming_in_words as confirming_in_words
 from ._sentences import engine_in_words as engine_in_words
+from ._sentences import more_may_do_in_words as more_may_do_in_words
 from ._sentences import near_ties_in_words as near_ties_in_words
 from ._sentences import not_proved_in_words as not_proved_in_words
 from ._sentences import ordinal as ordinal

@@ -216,6 +216,37 @@ def not_proved_in_words(p_value: float, epsilon: float) -> str:
     return f"could not be proved safe: p = {p_value_beside(p_value, epsilon)} exceeds ε = {epsilon:g}"
 
 
+def alone_in_words(entries: int) -> str:
+    """Returns that the promise to use must be settled before the results are seen, if each holds alone."""
+    return (
+        f"Each of the {entries} holds alone. Which of them is used must have been settled before anybody saw these "
+        "results: choosing the best of them here voids its guarantee."
+    )
+
+
+def more_may_do_in_words(manifest: SettingManifest) -> str:
+    """Returns for entries without a setting what more losses may do; empty if each that has none lost too much.
+
+    It is about entries whose first setting had a mean loss below delta, and only too high a p-value.
+    """
+    of = "example" if manifest.data.clusters is None else "cluster"
+    sentences = []
+    for entry in manifest.calibrations:
+        last = entry.path[-1]
+        if entry.setting is not None or entry.procedure != "fixed_sequence" or last.risk >= entry.delta:
+            continue
+        group = "" if entry.group is None else f"group {shown(entry.group)}, "
+        # Of signed losses a mean may be negative, for which there is no power to compute without losses.
+        guess = f"{max(0.0, last.risk):.4g}"
+        sentences.append(
+            f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is below delta {entry.delta:g}, but "
+            f"p = {p_value_beside(last.p_value, entry.path_level)} exceeds {entry.path_level:.4g}. More {of}s may "
+            f"prove it: calm-beam plan --delta={entry.delta:g} --epsilon={entry.path_level:.4g} --risk_guess={guess} "
+            "says how many are likely to do."
+        )
+    return "\n".join(sentences)
+
+
 def unseen_in_words(records: Sequence[UnseenRecord]) -> str:
     """Returns a sentence for each finding of texts that metrics did not see; empty if there is none.
 

@@ -83,9 +83,11 @@ class Options:
 
     Attributes:
       SECTION: Heading of the group in help; None if its options are in no group.
+      ELSEWHERE: Sentences on arguments that a function does not take, and what does instead, by their names.
     """
 
     SECTION: ClassVar[str | None] = None
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         declared = dict(options_of(type(self)))
@@ -288,6 +290,7 @@ def _check_names(function: str, kind: type[Options], given: dict[str, Any]) -> N
     if unknown is not None:
         nearest = difflib.get_close_matches(unknown, names, n=1)
         hint = f" Did you mean {nearest[0]}?" if nearest else ""
+        hint = f" {kind.ELSEWHERE[unknown]}" if unknown in kind.ELSEWHERE else hint
         raise TypeError(f"{function}() has no argument {unknown!r}.{hint}")
     needed = (field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING)
     missing = next((name for name in needed if name not in given), None)

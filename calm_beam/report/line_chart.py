@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from calm_beam.errors import UsageError
 from calm_beam.exits.measures import COMPARABLE
+from calm_beam.extras import how_to_install
 from calm_beam.storage import replacing
 
 from .document import SERIES, isolated, signed
@@ -376,10 +377,7 @@ _LEGEND_COLUMNS = 4
 def check_plots_available() -> None:
     """Raises `UsageError` if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "plots need matplotlib, which is not installed: pip install 'calm-beam[plots]'; in a checkout, "
-            "pip install '.[plots]'."
-        )
+        raise UsageError(f"plots need matplotlib, which is not installed: {how_to_install('plots')}.")
 
 
 def write_figure(path: str, rows: Sequence[Sequence[LineChart]], *, title: str = "", note: str = "") -> None:

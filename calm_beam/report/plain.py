@@ -299,6 +299,7 @@ class Panel:
     Attributes:
       found: Text about the chosen threshold.
       about: Text about the promise.
+      why: Text on the reason why no more was proved; empty for none.
       tested: What was tested, in that order, and what was not.
       chosen: The name of what was chosen; None if nothing is safe.
       begins: Indices at which a sequence of tests begins.
@@ -306,6 +307,7 @@ class Panel:
 
     found: str
     about: str
+    why: str = ""
     tested: Sequence[Tested]
     chosen: str | None
     begins: Sequence[int] = (0,)
@@ -383,9 +385,10 @@ def sentence_html(entry: Calibration, manifest: Manifest) -> str:
 
 def _panel(panel: Panel) -> str:
     chart = setting_chart(panel.tested, chosen=panel.chosen, width=320, height=170, is_large=False, begins=panel.begins)
+    why = f"<span>{prose(panel.why)}</span>" if panel.why else ""
     return (
         f'<figure class="panel"><figcaption><strong>{html.escape(panel.found)}</strong> '
-        f"<span>{prose(panel.about)}</span></figcaption>{chart}</figure>"
+        f"<span>{prose(panel.about)}</span>{why}</figcaption>{chart}</figure>"
     )
 
 

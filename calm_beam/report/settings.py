@@ -1,6 +1,6 @@
 """The report of a certification: one HTML file, of manifest and risk table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from calm_beam.calibration.certification import SettingRow
 from calm_beam.calibration.result import read_risk_table
@@ -9,8 +9,10 @@ from calm_beam.manifest import (
     SettingCalibration,
     SettingManifest,
     SettingStep,
+    alone_in_words,
     clusters_in_words,
     not_proved_in_words,
+    p_value_beside,
     plans_in_words,
     read_setting_manifest,
     rounds_in_words,
@@ -186,15 +188,16 @@ def _together(manifest: SettingManifest) -> str:
         )
     if joint is not None:
         return f"All {entries} hold together with probability at least {100 * (1 - joint):.6g} %.{of_groups}"
-    return (
-        f"Each of the {entries} holds alone. Which of them is used must have been settled before anybody saw these "
-        f"results: choosing the best of them here voids its guarantee.{of_groups}"
-    )
+    return f"{alone_in_words(entries)}{of_groups}"
 
 
 def _panel(entry: SettingCalibration, rows: Sequence[SettingRow]) -> Panel:
     found = "none is safe" if entry.setting is None else isolated(entry.setting)
-    return Panel(found=found, about=_about(entry), tested=rows, chosen=entry.setting)
+    last = entry.path[-1]
+    why, level = "", entry.path_level
+    if entry.procedure == "fixed_sequence" and not last.rejected:
+        why = f"{isolated(last.setting)}: p = {p_value_beside(last.p_value, level)} > ε = {level:.4g}"
+    return Panel(found=found, about=_about(entry), why=why, tested=rows, chosen=entry.setting)
 
 
 def _about(entry: SettingCalibration) -> str:
@@ -207,8 +210,10 @@ def _group(entry: SettingCalibration) -> str:
 
 
 def _entries(manifest: SettingManifest) -> str:
-    names = ("promise", "setting", "cost", "risk", "δ", "ε", "p-value", "first not proved")
-    rows = []
+    # Without costs there is no column of them.
+    costs = ("cost",) * any(entry.cost is not None for entry in manifest.calibrations)
+    names = ("promise", "setting", *costs, "risk", "δ", "ε", "p-value", "first not proved")
+    rows: list[Sequence[str | Cell]] = []
     for entry in manifest.calibrations:
         last = entry.path[-1]
         failed = "none: end of order" if last.rejected or entry.procedure != "fixed_sequence" else last.setting
@@ -216,7 +221,7 @@ def _entries(manifest: SettingManifest) -> str:
             (
                 _group(entry),
                 "none is safe" if entry.setting is None else entry.setting,
-                number(entry.cost, "g"),
+                *(number(entry.cost, "g") for _ in costs),
                 number(entry.risk, ".4f"),
                 number(entry.delta, "g"),
                 number(entry.promised_epsilon),
@@ -227,9 +232,10 @@ def _entries(manifest: SettingManifest) -> str:
     return table(names, rows, label="Table of all promises")
 
 
-def _numbers(tests: Iterable[Sequence[SettingRow]]) -> str:
-    names = ("group", "share above", "δ", "setting", "n", "risk", "p", "result", "cost")
-    rows = [
+def _numbers(tests: Sequence[Sequence[SettingRow]]) -> str:
+    costs = ("cost",) * any(row.cost is not None for of_test in tests for row in of_test)
+    names = ("group", "share above", "δ", "setting", "n", "risk", "p", "result", *costs)
+    rows: list[Sequence[str | Cell]] = [
         (
             row.group or "all examples",
             number(row.tail, "g"),
@@ -239,7 +245,7 @@ def _numbers(tests: Iterable[Sequence[SettingRow]]) -> str:
             number(row.risk, ".4f"),
             number(row.p_value, ".3g"),
             verdict(row),
-            number(row.cost, "g"),
+            *(number(row.cost, "g") for _ in costs),
         )
         for of_test in tests
         for row in of_test

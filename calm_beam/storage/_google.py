@@ -351,7 +351,8 @@ def _client(path: AnyPath) -> "Client":
         from google.cloud import storage  # noqa: F401 - whether it is there
     except ImportError as error:
         raise StorageError(
-            f"{path}: Google Cloud Storage needs the extra gcp, which is not installed: pip install 'calm-beam[gcp]'."
+            f"{path}: Google Cloud Storage needs the extra gcp, which is not installed: pip install 'calm-beam[gcp]' "
+            "(in a checkout: pip install '.[gcp]')."
         ) from error
     bucket_and_name(path)
     try:

@@ -6,6 +6,7 @@ Fields hold the given values. Properties fill in defaults, so that nothing rewri
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from calm_beam.calibration.guarantee import PROCEDURE, Guarantee, every_guarantee
 from calm_beam.calibration.pareto import MOST_BY_THEMSELVES, variants_plan
@@ -66,6 +67,10 @@ class CalibrateRequest(
       candidates: Variants to sweep, instead of every combination of lists; `--exits=auto` fills them in once the model
         is known.
     """
+
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {
+        "decoder": "A decoder of your own is swept by calm_beam.transforms.SweepWith, and proved by calm_beam.certify."
+    }
 
     candidates: tuple[Variant, ...] = ()
 

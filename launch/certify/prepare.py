@@ -247,9 +247,11 @@ def _declared_costs(request: CertifyRequest, source: Source) -> dict[str, float]
     if source.sweep.costs:
         raise UsageError("--costs and the column cost both say what settings cost: leave one of them out.")
     if set(declared) != set(source.sweep.settings):
+        has_more = source.baseline is not None and set(declared) > set(source.sweep.settings)
+        hint = " The baseline is not tested: leave its cost out." if has_more else ""
         raise UsageError(
             f"--costs must name every setting once: the settings are {', '.join(source.sweep.settings)}, it names "
-            f"{', '.join(declared)}."
+            f"{', '.join(declared)}.{hint}"
         )
     return declared
 

@@ -265,6 +265,9 @@ def _print(found: Examined) -> None:
             console.print(table)
     for problem in found.problems:
         tell(f"problem: {problem}")
+    lacking = [f"{extra.purpose} ({extra.name})" for extra in found.installed.extras if extra.missing]
+    if lacking:
+        tell(f"Not possible before its extra, in brackets, is installed: {'; '.join(lacking)}.")
     if not found.problems:
         tell("Everything is as it should be.")
 

@@ -88,6 +88,9 @@ class Planned(Options):
                 raise UsageError(f"--{name} must be in (0, 1), got {value:g}. It is a fraction: for 5 % pass 0.05.")
 
 
+_OF_SIGNED = " Where the mean of signed losses is negative, guess 0, or give losses that were measured (--pilot)."
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guess(Options):
     """Losses that are guessed, and how they will be tested."""
@@ -112,7 +115,7 @@ class Guess(Options):
                 raise UsageError(f"--p_value {name}: not known. Choose from {', '.join(P_VALUES)}.")
         for risk in self.risks:
             if not 0 <= risk < 1:
-                raise UsageError(f"--risk_guess must be in [0, 1), got {risk:g}.")
+                raise UsageError(f"--risk_guess must be in [0, 1), got {risk:g}.{_OF_SIGNED if risk < 0 else ''}")
 
     @property
     def risks(self) -> tuple[float, ...]:

@@ -24,6 +24,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.runner import PipelineResult
 
 import calm_beam
+from calm_beam.extras import how_to_install
 from calm_beam.inputs.reading import is_seqio
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.shared_options import BUILT_IN_FAMILIES, Accelerator
@@ -135,9 +136,7 @@ def prepare_job(
     try:
         from apache_beam.runners.dataflow.internal import apiclient  # noqa: F401
     except ImportError as error:
-        raise UsageError(
-            "--runner=DataflowRunner needs Google's clients: pip install 'calm-beam[dataflow]'."
-        ) from error
+        raise UsageError(f"--runner=DataflowRunner needs Google's clients: {how_to_install('dataflow')}.") from error
     _check_place(options)
     _check_paths(paths)
     _check_accelerator(options, accelerator)

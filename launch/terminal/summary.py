@@ -16,10 +16,12 @@ from calm_beam.manifest import (
     SettingCalibration,
     SettingManifest,
     Variant,
+    alone_in_words,
     clusters_in_words,
     confirmation_in_words,
     confirming_in_words,
     engine_in_words,
+    more_may_do_in_words,
     near_ties_in_words,
     plans_in_words,
     repeats_in_words,
@@ -392,6 +394,8 @@ def print_certification(manifest: SettingManifest, rows: "Sequence[Sequence[Sett
     print_choices(console, manifest)
     if plans := plans_in_words(manifest.earlier_plans, of="losses"):
         console.print(plans)
+    if more := more_may_do_in_words(manifest):
+        console.print(more)
     console.print(printable_line(manifest.guarantee))
 
 
@@ -403,6 +407,8 @@ def print_choices(console: Console, manifest: SettingManifest) -> None:
         console.print(printable_line(rounds))
     if per_cluster := clusters_in_words(manifest):
         console.print(per_cluster)
+    if manifest.plan.joint_epsilon is None and len(manifest.calibrations) > 1:
+        console.print(alone_in_words(len(manifest.calibrations)))
 
 
 def headline_of_settings(manifest: SettingManifest) -> str:
@@ -462,7 +468,11 @@ def _choices(manifest: SettingManifest) -> Table:
     table.add_column("loss", no_wrap=True)
     table.add_numbers(delta_heading(errors))
     table.add_column("setting", overflow="fold")
-    for name in ("cost", "mean\nloss" if manifest.data.clusters is None else "loss per\ncluster", "first not\nproved"):
+    costs = ("cost",) * any(entry.cost is not None for entry in manifest.calibrations)
+    mean = "mean\nloss" if manifest.data.clusters is None else "loss per\ncluster"
+    # Of a joint promise every entry has a share of epsilon, which others may have raised.
+    levels = ("tested\nat",) * (manifest.plan.joint_epsilon is not None)
+    for name in (*levels, *costs, mean, "first not\nproved"):
         table.add_column(name, justify="right", overflow="fold")
     for entry in manifest.calibrations:
         table.add_row(
@@ -470,7 +480,8 @@ def _choices(manifest: SettingManifest) -> Table:
             loss_in_words(entry),
             delta_in_words(entry.delta, manifest.error_of(entry), of=errors),
             "none is safe" if entry.setting is None else printable_line(entry.setting),
-            _cost(entry.cost),
+            *(f"{entry.path_level:.4g}" for _ in levels),
+            *(_cost(entry.cost) for _ in costs),
             "" if entry.risk is None else f"{entry.risk:.4f}",
             _end_of_order(entry),
         )

@@ -81,7 +81,10 @@ def read_rows(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUAL
             for example in read_examples(path, reading):
                 if example.input is None or not example.references:
                     place = place_of(path, example.line, reading=reading)
-                    raise DataError(f"{place}: training needs input as text, and references.")
+                    raise DataError(
+                        f"{place}: training needs input as text, and references. In a chat, the reference is the "
+                        "assistant's message after the user's."
+                    )
                 examples.append(example)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error

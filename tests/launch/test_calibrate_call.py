@@ -252,3 +252,11 @@ def test_a_misspelt_argument() -> None:
     """A misspelt argument is named with the nearest valid one."""
     with pytest.raises(TypeError, match=r"^calibrate\(\) has no argument 'detla'\. Did you mean delta\?$"):
         calm.calibrate(detla=0.1)  # type: ignore[call-arg]
+
+
+def test_a_decoder_of_ones_own() -> None:
+    """The error for a decoder of the user names the transform that takes one."""
+    with pytest.raises(
+        TypeError, match=r"has no argument 'decoder'\. .*transforms\.SweepWith, .*calm_beam\.certify\.$"
+    ):
+        calm.calibrate(decoder=print)  # type: ignore[call-arg]

@@ -56,6 +56,40 @@ def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert written == ["manifest.json", "plans", "report.html", "risk_table.csv"]
 
 
+def test_several_promises_of_which_each_holds_alone(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The terminal warns against picking the best promise, and with --joint shows the level of each test."""
+    alone = "choosing the best of them here voids its guarantee."
+    _certify(losses, _ORDER, "--delta=0.05,0.15")
+    printed = capsys.readouterr().out
+    assert alone in printed
+    assert "tested" not in printed.partition("Last setting")[2].partition("first not")[0]
+    manifest = _certify(losses, _ORDER, "--delta=0.05,0.15", "--joint", output="joint")
+    printed = capsys.readouterr().out
+    assert alone not in printed
+    for entry in manifest.calibrations:
+        assert re.search(rf"given +{entry.delta:g}.* {entry.path_level:.4g} ", printed)
+
+
+def test_what_may_prove_more(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the mean loss is below delta and nothing is proved, `plan` is named, and its command works."""
+    rows = [
+        LossRow(id=str(index), setting=setting, loss=float(index < ones))
+        for setting, ones in (("8bit", 3), ("4bit", 40))
+        for index in range(60)
+    ]
+    few = write_csv(tmp_path / "losses.csv", rows)
+    for delta, is_below in ((0.06, True), (0.04, False)):
+        _certify(few, "--order=8bit,4bit", f"--delta={delta}", output=f"out{delta}")
+        printed = capsys.readouterr().out
+        assert ("More examples may prove it" in printed) == is_below
+        assert " cost " not in printed
+        if is_below:
+            assert '8bit": its mean loss 0.0500 is below delta 0.06, but p = ' in printed
+            (command,) = re.findall(r"calm-beam (plan --delta=0\.06 --epsilon=0\.05 --risk_guess=0\.05)", printed)
+            assert main(command.split()) == 0
+            capsys.readouterr()
+
+
 def test_what_is_said_of_groups(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Terminal, manifest and `inspect` warn that a promise about all examples may be broken for a group."""
     manifest = _certify(losses, _ORDER, "--delta=0.15", "--group_key=group")
@@ -120,6 +154,17 @@ def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pyt
     capsys.readouterr()
     assert main(["inspect", str(output)]) == 0
     assert "Losses: exact_match,strict-match of gsm8k (a higher score is better), against" in capsys.readouterr().out
+
+
+def test_the_cost_of_the_baseline(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cost of the baseline is refused with the reason; another missing cost has another."""
+    runs = [write_helm(tmp_path / name, [1.0] * 100) for name in ("bf16", "int8")]
+    flags = [f"--baseline={runs[0]}", f"--candidates=int8={runs[1]}", "--metric=exact_match", "--delta=0.1"]
+    for costs, is_more in (("bf16=16,int8=8", True), ("int4=4", False)):
+        assert main(["certify", *flags, f"--costs={costs}", f"--output={tmp_path / 'out'}"]) == 2
+        error = capsys.readouterr().err
+        assert "--costs must name every setting once: the settings are int8" in error
+        assert ("The baseline is not tested: leave its cost out." in error) == is_more
 
 
 def test_lower_is_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

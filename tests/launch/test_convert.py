@@ -1,5 +1,6 @@
 """`calm-beam convert`: the same model in another layout, written atomically."""
 
+import json
 import os
 import pathlib
 import re
@@ -232,6 +233,23 @@ def test_what_the_arrays_do_not_show(tmp_path: pathlib.Path, capsys: pytest.Capt
         assert (config.activation, config.relative_max_distance) == ("silu", 64)
     assert main([*command, "--activation=relu", f"--output={tmp_path / 'no'}", "--layout=native"]) == 2
     assert "--checkpoint: activation is silu by" in capsys.readouterr().err
+
+
+def test_transformers_tokens_are_kept(tmp_path: pathlib.Path) -> None:
+    """Ids of beginning and padding stay as in a Hugging Face original, and are not made up where it has none."""
+    source, output = write_decoder_only(tmp_path / "source"), tmp_path / "output"
+    convert = ["convert", f"--checkpoint={source}", f"--output={output}", "--layout=hugging_face", "--overwrite"]
+    assert main(convert) == 0
+    config, generation = (json.loads((output / name).read_text()) for name in ("config.json", "generation_config.json"))
+    assert (config["bos_token_id"], config["pad_token_id"]) == (None, None)
+    assert generation == {"eos_token_id": 2}
+    fields = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**fields, "bos_token_id": 1, "pad_token_id": 2}))
+    (source / "generation_config.json").write_text('{"eos_token_id": [2, 4], "pad_token_id": 3}')
+    assert main(convert) == 0
+    config, generation = (json.loads((output / name).read_text()) for name in ("config.json", "generation_config.json"))
+    assert generation == {"eos_token_id": [2, 4], "bos_token_id": 1, "pad_token_id": 3}
+    assert (config["bos_token_id"], config["pad_token_id"]) == (1, 3)
 
 
 def test_arrays_are_left_out(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

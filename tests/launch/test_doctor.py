@@ -132,6 +132,19 @@ def test_extras_name_what_they_lack(asked: dict[str, list[str]]) -> None:
     assert [package.name for package in found.packages] == ["rich"]
 
 
+def test_what_is_not_possible_is_said(
+    quick: pathlib.Path, asked: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Purposes of missing extras are listed, although nothing is wrong; with all extras there is no list."""
+    for package, is_missing in (("no-such-package", True), ("numpy", False)):
+        asked["calm-beam"] = [f'{package}; extra == "tokenizers"', "rich"]
+        assert _doctor() == 0
+        printed = capsys.readouterr().out
+        words = "is installed: vocabularies in a tokenizer.json, --chat_template (tokenizers)."
+        assert (words in printed) == is_missing
+        assert printed.endswith("Everything is as it should be.\n")
+
+
 def test_of_many_packages_that_an_extra_lacks_some_are_named(
     asked: dict[str, list[str]], quick: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

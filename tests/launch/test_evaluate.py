@@ -277,10 +277,7 @@ def test_plots_are_an_extra(
     """Without matplotlib nothing is decoded, and the message names the extra."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert _evaluate(model, data, tmp_path / "out", *_FEW_POSITIONS) == 2
-    message = (
-        "plots need matplotlib, which is not installed: pip install 'calm-beam[plots]'; in a checkout, "
-        "pip install '.[plots]'."
-    )
+    message = "plots need matplotlib, which is not installed: pip install 'calm-beam[plots]' (in a checkout: "
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

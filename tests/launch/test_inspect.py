@@ -4,11 +4,13 @@ import dataclasses
 import json
 import pathlib
 import re
+import sys
 
 import numpy as np
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint, write_native
+from calm_beam.inputs.vocabularies import ChatRecord, VocabularyRecord
 from calm_beam.launch.cli import main
 from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
@@ -280,3 +282,27 @@ def test_decoder_only_models_are_described(tmp_path: pathlib.Path, capsys: pytes
         in printed
     )
     assert "Outputs end with token 2: " in printed
+
+
+def test_a_chat_template_is_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model's chat template is named with its flag, also where its tokenizer cannot be opened, which ends nothing."""
+    folder = write_decoder_only(tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert main(["inspect", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert f"Vocabulary: {folder / 'tokenizer.json'}, which was not opened: " in printed
+    assert "pip install 'calm-beam[tokenizers]' (in a checkout: pip install '.[tokenizers]')" in printed
+    assert "Chat template: yes. Commands that make prompts of texts need --chat_template" in printed
+
+
+def test_chats_of_a_manifest(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest of chats says so, with the system message."""
+    for system, words in ((None, "no system message"), ("Be brief.", "the system message 'Be brief.'")):
+        chat = ChatRecord(template="{{ messages }}", tokens={}, system=system)
+        vocabulary = VocabularyRecord(fingerprint=f"sha256:{'1' * 64}", extra_ids=0, chat=chat)
+        assert main(["inspect", str(_write(tmp_path / f"{system}.json", vocabulary=vocabulary))]) == 0
+        assert f"Prompts are chats, by a template, with {words}." in capsys.readouterr().out

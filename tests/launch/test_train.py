@@ -266,6 +266,10 @@ def test_a_full_output_is_kept(data: pathlib.Path, tmp_path: pathlib.Path, capsy
         ("[]", "line 2: expected a JSON object, got list"),
         ('{"input": " ", "references": ["a"]}', "line 2: input is empty"),
         ('{"input": "a"}', "line 2: training needs input as text, and references"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}]}',
+            "In a chat, the reference is the assistant's message after the user's.",
+        ),
         ('{"input": "a", "references": [1]}', "line 2: references must be a list of texts"),
     ],
 )

@@ -25,7 +25,7 @@ from calm_beam.model.llama import LlamaConfig
 
 from . import decoder_only, t5
 from .decoder_only import describe_decoder_only
-from .files import EMBEDDING, EXITS, GENERATION, Described, with_exits, without_exits
+from .files import EMBEDDING, EXITS, GENERATION, Described, read_generation, with_exits, without_exits
 from .t5 import describe_t5
 
 # Readers by model_type.
@@ -112,6 +112,7 @@ def write_hugging_face(
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
     dtype: str = "float32",
+    token_ids: Mapping[str, int] | None = None,
 ) -> None:
     """Writes a folder in transformers' format; each file is written atomically, `config.json` last.
 
@@ -126,6 +127,7 @@ def write_hugging_face(
         left there.
       extra_ids: Number of its sentinels, which a file next to it records.
       dtype: `float32` or `float16`, which transformers then also computes in.
+      token_ids: What `kept_token_ids` returns of the folder that the model is from, if it is one of transformers'.
 
     Raises:
       ValueError: If transformers has no model with the same computation; if `dtype` is another one, or a weight is not
@@ -139,7 +141,8 @@ def write_hugging_face(
     own = {name: array for name, array in arrays.items() if name not in described.names}
     # Read first, since it may be in this folder.
     tokenizer_class = _tokenizer_class(vocabulary_path)
-    with replacing_model(directory, {**described.fields, "torch_dtype": dtype}):
+    kept = token_ids or {}
+    with replacing_model(directory, {**described.fields, **kept, "torch_dtype": dtype}):
         write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids, name=SPIECE)
         _write_tokenizer_config(directory, tokenizer_class, extra_ids=extra_ids)
         write_weights(directory / WEIGHTS, tensors, source=arrays, dtype=dtype)
@@ -147,7 +150,23 @@ def write_hugging_face(
             write_weights(directory / EXITS, own, source=arrays, dtype=dtype)
         else:
             (directory / EXITS).unlink(missing_ok=True)
-        write_json(directory / GENERATION, described.generation)
+        write_json(directory / GENERATION, {**described.generation, **kept})
+
+
+def kept_token_ids(directory: pathlib.Path) -> dict[str, int]:
+    """Returns the ids of the beginning and of padding in a folder that transformers saved, by its keys.
+
+    Nothing here uses them, but transformers does when it generates. Those that the folder does not have are left out.
+
+    Args:
+      directory: Folder with `config.json`.
+
+    Raises:
+      CheckpointError: If `config.json` or `generation_config.json` cannot be read.
+    """
+    generation = read_generation(directory, read_json(directory / "config.json"))
+    found = {key: generation.value(key) for key in ("bos_token_id", "pad_token_id")}
+    return {key: index for key, index in found.items() if type(index) is int}
 
 
 def _tokenizer_class(vocabulary_path: pathlib.Path | None) -> str | None:

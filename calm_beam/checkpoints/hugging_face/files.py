@@ -232,6 +232,10 @@ class Generation:
             )
         return tuple(said)
 
+    def value(self, key: str) -> Any:
+        """Returns the value of a key: that of `generation_config.json`, else that of `config.json`, else None."""
+        return self._said(key)[1]
+
     def _said(self, key: str) -> tuple[str, Any]:
         """Returns the name of the file that counts for a key, and its value there."""
         if self.file is not None and self.file.get(key) is not None:

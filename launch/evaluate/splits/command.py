@@ -26,6 +26,7 @@ from calm_beam.evaluation.serving_speed import Speedup, measure_speedups
 from calm_beam.evaluation.splits import OutputCounter, Splits, StoredMeasure, find_measures, have_references
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
+from calm_beam.extras import how_to_install
 from calm_beam.inputs.files import digest_of_files
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.launch.evaluate.request import SplitsRequest
@@ -415,7 +416,7 @@ def _tell(run: PreparedSplits, results: SplitResults, *, seconds: float) -> None
     for note in split_notes(results, max_decode_length=run.measures[0].job.settings.max_decode_length):
         console.print(note)
     if not is_bleu_available():
-        console.print("No BLEU: it needs sacrebleu, pip install 'calm-beam[metrics]'.")
+        console.print(f"No BLEU: it needs sacrebleu, {how_to_install('metrics')}.")
     grid = results.grid
     console.print(
         f"{counted(grid[0].examples, 'example')}, {counted(grid[0].repeated, 'repeated input')}, "

@@ -175,5 +175,5 @@ def test_without_the_client_serving_is_told_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=50)
     assert done.stderr.splitlines()[-1] == (
         "calm_beam.storage._paths.StorageError: gs://b/manifest.json: Google Cloud Storage needs the extra gcp, which "
-        "is not installed: pip install 'calm-beam[gcp]'."
+        "is not installed: pip install 'calm-beam[gcp]' (in a checkout: pip install '.[gcp]')."
     )

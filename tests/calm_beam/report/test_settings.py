@@ -1,6 +1,7 @@
 """The report of a certification: its texts, its policy, and its layout on a phone."""
 
 import dataclasses
+import html
 import pathlib
 import re
 
@@ -63,6 +64,24 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
     assert page.count("<script") == 1
     assert f"script-src {source_hash(ParsedPage(page).texts['script'][0])};" in page
     assert "default-src 'none'" in page
+
+
+def test_why_no_more_was_proved(tmp_path: pathlib.Path) -> None:
+    """A promise's card says by what p-value its test ended; without costs no table has a column of them."""
+    rows = [dataclasses.replace(row, cost=None) for row in coin_rows(600)]
+    folder = _write(tmp_path / "out", rows)
+    manifest = read_setting_manifest(pathlib.Path(folder) / "manifest.json")
+    page = build_setting_page(folder)
+    cards = [
+        html.unescape(re.sub(r"<[^>]+>", "", card)).replace("\u00a0", " ")
+        for card in page.split('<figure class="panel">')[1:]
+    ]
+    # The first promise has the large chart.
+    for entry, card in zip(manifest.calibrations[1:], cards, strict=True):
+        assert (f"{entry.path[-1].setting}: p = " in card) == (not entry.path[-1].rejected)
+    assert any(f"> ε = {manifest.calibrations[0].path_level:.4g}" in card for card in cards)
+    assert ">cost<" not in page
+    assert ">cost<" in build_setting_page(_write(tmp_path / "costs", coin_rows(600)))
 
 
 def test_whom_a_promise_is_about(tmp_path: pathlib.Path) -> None:

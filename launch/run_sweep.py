@@ -7,6 +7,7 @@ import apache_beam as beam
 
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
+from calm_beam.exits.measures import is_own
 from calm_beam.inputs import Reading
 from calm_beam.outputs import COMPLETE, FinishedSweep
 from calm_beam.outputs.request import SweepAssignment, SweepRequest
@@ -166,8 +167,11 @@ def prepare_request(
     for sentence in prepared.checkpoint.assumed:
         say(f"note: {sentence}")
     say_detail(prepared.memory)
-    assert prepared.settings.engine is not None, "a prepared sweep has one"
-    say(f"engine: {prepared.settings.engine.in_words()}")
+    engine, measure = prepared.settings.engine, prepared.settings.rule.confidence
+    assert engine is not None, "a prepared sweep has one"
+    say(f"engine: {engine.in_words()}")
+    if is_own(measure) and engine.name == "native":
+        say(f"note: {measure} is computed by JAX, outside native code, which takes longer")
     if runs_here and (caution := slow_precision(prepared.settings.precision, Machine.here())):
         say(caution)
     return prepared

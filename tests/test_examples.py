@@ -27,7 +27,7 @@ def _snippets(page: str) -> list[str]:
 
 _WAYS = (
     ("README.md", "calm.calibrate(", "my_calibration", "rouge_l_unicode"),
-    ("docs/python.md", "transforms.Sweep(", "calibration", "rouge_l_unicode"),
+    ("docs/python.md", "transforms.WriteManifest(", "calibration", "rouge_l_unicode"),
 )
 
 
@@ -35,7 +35,7 @@ _WAYS = (
 def test_ways_to_calibrate(
     page: str, way: str, output: str, metric: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """README's function and docs' pipeline run unchanged and write the manifest that they promise."""
+    """README's function and docs' pipeline run unchanged and write what they promise, as does the one with progress."""
     (snippet,) = (each for each in _snippets(page) if way in each)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
@@ -44,12 +44,16 @@ def test_ways_to_calibrate(
     (tmp_path / "checkpoints").mkdir()
     vocabulary = write_vocabulary(tmp_path / "vocabulary.model")
     write_model(tmp_path / "checkpoints" / "my_t5", vocabulary=vocabulary)
-    exec(compile(snippet, page, "exec"), {"options": PipelineOptions([])})
+    names = {"options": PipelineOptions([])}
+    exec(compile(snippet, page, "exec"), names)
     manifest = calm.read_manifest(f"{output}/manifest.json")
     assert [(entry.consistency, entry.metric, entry.delta) for entry in manifest.calibrations] == [
         ("textual", metric, 0.1)
     ]
     assert manifest.data.examples == 6
+    for goes_on in (each for each in _snippets(page) if "shown_progress(" in each):
+        exec(compile(goes_on, page, "exec"), names)
+        assert list(tmp_path.glob("watched/generations/*/complete.json"))
 
 
 def test_certify_losses(capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,7 +216,7 @@ def test_a_guarantee_is_checked_when_it_is_made() -> None:
     assert calm.Guarantee("risk", "rouge_l", delta=0.1, p_value="hoeffding_bentkus").planned().objective.loss == "relu"
 
 
-def test_a_measure_of_ones_own_all_the_way(tmp_path: pathlib.Path) -> None:
+def test_a_measure_of_ones_own_all_the_way(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A user's confidence measure in a file is swept, calibrated, reported and served; no other code names it."""
     vocabulary = write_vocabulary(tmp_path / "vocabulary.model")
     model = write_model(tmp_path / "model", vocabulary=vocabulary)
@@ -232,6 +232,8 @@ def test_a_measure_of_ones_own_all_the_way(tmp_path: pathlib.Path) -> None:
         **_SMALL,
     )
     assert manifest.decode.confidence == name
+    assert manifest.decode.engine is not None
+    assert (f"{name} is computed by JAX" in capsys.readouterr().err) == (manifest.decode.engine.name == "native")
     assert main(["report", f"--calibration={tmp_path / 'out'}", f"--confidence={name}"]) == 0
     assert name in (tmp_path / "out" / "report.html").read_text()
     generator = calm.Generator.from_manifest(tmp_path / "out" / "manifest.json", model, confidence=name)

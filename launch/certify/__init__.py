@@ -45,7 +45,6 @@ _ESSENTIALS = (
     "--loss",
     "--order",
     "--order_by",
-    "--group_key",
     "--delta",
     "--epsilon",
     "--sequential",

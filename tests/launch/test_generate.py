@@ -171,7 +171,7 @@ def test_lines_of_standard_input_are_answered_as_they_come(
     assert main(_flags(folder)) == 1
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [generator.generate(text).text for text in _TEXTS]
-    assert "calm-beam generate: standard input, line 4: is empty." in printed.err
+    assert "calm-beam generate: standard input, line 4 is empty." in printed.err
 
 
 def test_a_line_that_is_no_text_is_named(
@@ -200,7 +200,7 @@ def test_who_types_may_try_again(
     monkeypatch.setattr("sys.stdin", _Terminal(f"\n{_TEXTS[0]}\n"))
     assert main(_flags(folder)) == 0
     printed = capsys.readouterr()
-    assert "standard input, line 1: is empty." in printed.err
+    assert "standard input, line 1 is empty." in printed.err
     assert printed.out.replace("> ", "").splitlines()[0] == generator.generate(_TEXTS[0]).text
 
 

@@ -297,10 +297,11 @@ class Generator:
 
     def _say_other(self, served: EngineRecord) -> None:
         """Logs, once for each engine, that it is not what was calibrated."""
-        sentence = other_engine_in_words(self.manifest, self.entry, served=served, batch=self.engine.batch)
-        if sentence and served not in self._said:
-            _LOGGER.warning("%s", sentence)
+        if served in self._said:
+            return
         self._said.add(served)
+        if sentence := other_engine_in_words(self.manifest, self.entry, served=served, batch=self.engine.batch):
+            _LOGGER.warning("%s", sentence)
 
     def warm_up(self, *, on_shape: OnShape | None = None) -> None:
         """Compiles what answers single prompts, for every width that they are padded to: none has to wait for that.

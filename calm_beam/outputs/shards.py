@@ -304,8 +304,9 @@ def shard_batches(path: AnyPath, *, only: Collection[str] | None = None) -> "Ite
 
     with open_shard(path) as file:
         metadata = file.schema_arrow.metadata
-        is_of_rows = _CONTENT_KEY not in metadata
-        content = (_RowsDigest if is_of_rows else _ContentDigest)(metadata[_ABOUT_KEY])
+        is_by_columns = _CONTENT_KEY in metadata
+        key, digest = (_CONTENT_KEY, _ContentDigest) if is_by_columns else (_CONTENT_OF_ROWS_KEY, _RowsDigest)
+        content = digest(metadata[_ABOUT_KEY])
         for batch in file.iter_batches(_ROWS_AT_A_TIME, use_threads=False):
             if only is None:
                 content.add(batch)
@@ -313,7 +314,7 @@ def shard_batches(path: AnyPath, *, only: Collection[str] | None = None) -> "Ite
             else:
                 wanted = pyarrow.array(only, pyarrow.string())
                 yield batch.filter(pyarrow.compute.is_in(batch["id"], value_set=wanted))
-        if only is None and content.hexdigest() != metadata[_CONTENT_OF_ROWS_KEY if is_of_rows else _CONTENT_KEY]:
+        if only is None and content.hexdigest() != metadata[key]:
             raise ValueError("its content is not what was written")
 
 

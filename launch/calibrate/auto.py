@@ -198,10 +198,13 @@ def _most(request: CalibrateRequest, sweep: "PreparedSweep", *, runs_here: bool)
 
 def _left_out_in_words(possible: Sequence[Variant], most: int, *, why: str) -> str:
     """Returns how many candidates are taken, why, and the first one of each measure that is left out altogether."""
-    tried = {variant.confidence for variant in possible[:most]}
-    first = {variant.confidence: variant for variant in reversed(possible[most:]) if variant.confidence not in tried}
-    others = "; ".join(variant.in_words() for variant in possible if variant in first.values())
-    also = f"; also possible: {others}" if others else ""
+    named = {variant.confidence for variant in possible[:most]}
+    others = []
+    for variant in possible[most:]:
+        if variant.confidence not in named:
+            named.add(variant.confidence)
+            others.append(variant.in_words())
+    also = f"; also possible: {'; '.join(others)}" if others else ""
     return (
         f"exits=auto: {most} of {counted(len(possible), 'candidate')}, since {why}{also} (docs/guarantee.md, "
         '"Exits that the tool chooses")'

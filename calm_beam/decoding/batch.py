@@ -297,7 +297,7 @@ class Batch:
                 {admitted_together(count) for count in range(1, self._admission.chunk(width) + 1)},
             )
         ]
-        report = on_shape or _report_nothing
+        report = on_shape or report_nothing
         # The decoding steps count as one more shape.
         total = len(shapes) + 1
         with self._weights.group.running():
@@ -407,5 +407,5 @@ class Batch:
         return new
 
 
-def _report_nothing(done: int, total: int) -> None:
+def report_nothing(done: int, total: int) -> None:
     """The `OnShape` of a caller that gives none."""

@@ -17,7 +17,7 @@ from typing import Self, Unpack
 import jax
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
-from calm_beam.decoding.batch import OnShape
+from calm_beam.decoding.batch import OnShape, report_nothing
 from calm_beam.decoding.branches import Branch, BranchResult, Request
 from calm_beam.decoding.compilation import bucket_width, widths_up_to
 from calm_beam.decoding.decoder import Decoder
@@ -316,7 +316,7 @@ class Generator:
         # A schedule may let a threshold exit for certain, which is code of its own.
         thresholds = {self._threshold(entry) for entry in (self.entry, *self._by_group.values())}
         shapes = list(itertools.product(thresholds, widths_up_to(self._settings.max_input_length)))
-        report = on_shape or (lambda done, total: None)
+        report = on_shape or report_nothing
         for done, (threshold, width) in enumerate(shapes):
             report(done, len(shapes))
             for _ in self._single_decoder(threshold).decode([[EOS_ID] * width]):

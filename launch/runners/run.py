@@ -70,6 +70,11 @@ _CLUSTERS = {
 }
 
 
+def _runner_class(options: PipelineOptions) -> str:
+    """Returns the name of the runner's class in lower case, without its module; empty if none is given."""
+    return (options.view_as(StandardOptions).runner or "").lower().rpartition(".")[2]
+
+
 def check_runner_flags(options: PipelineOptions) -> None:
     """Refuses flags that contradict each other or have no meaning here; nothing has been started.
 
@@ -411,7 +416,7 @@ def _prepare_job_service(options: PipelineOptions) -> None:
             grpc.channel_ready_future(channel).result(_ENDPOINT_SECONDS)
         except grpc.FutureTimeoutError as error:
             port = endpoint.rpartition(":")[2]
-            cluster = _CLUSTERS.get(_given(options).lower().rpartition(".")[2])
+            cluster = _CLUSTERS.get(_runner_class(options))
             start = (
                 f"Start one: python -m calm_beam.launch.job_service --port={port}"
                 if cluster is None
@@ -422,7 +427,7 @@ def _prepare_job_service(options: PipelineOptions) -> None:
 
 def _starts_job_service(options: PipelineOptions) -> bool:
     """Returns whether Beam starts a job service for a pipeline, which it stops when this process ends."""
-    name = (options.view_as(StandardOptions).runner or "").lower().rpartition(".")[2]
+    name = _runner_class(options)
     return name in _JOB_SERVICE_RUNNERS and not options.view_as(PortableOptions).job_endpoint
 
 

@@ -142,7 +142,7 @@ class CalibrationRun:
                 say(sentence)
 
     def published(self) -> Manifest:
-        """Returns the manifest that this run has published.
+        """Returns the manifest that this run has published, and removes unfinished files of killed workers.
 
         Raises:
           PipelineError: If another run has published. Between two blocks of the grid, no file of this run stops it.
@@ -153,6 +153,8 @@ class CalibrationRun:
             raise PipelineError(
                 f"{path}: another run has published it meanwhile. Choose another --output, or pass --overwrite."
             )
+        # A runner that tried again after a worker was killed leaves what that worker was writing.
+        SweepHome(self.output).remove_temporary_files()
         return manifest
 
     def what_is_left_told(self, folder: Callable[[], str]) -> contextlib.AbstractContextManager[None]:

@@ -84,6 +84,8 @@ def answer_in_shards(request: GenerateRequest, options: PipelineOptions) -> Fini
         if workers.template:
             return workers.template
         finished = FinishedAnswers.read(output, prepared.job)
+        # A runner that tried again after a worker was killed leaves what that worker was writing.
+        home.remove_temporary_files()
     _tell(finished, assignment, manifest=request.manifest, metrics=metrics, seconds=time.monotonic() - start)
     return finished
 

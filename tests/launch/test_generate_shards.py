@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import apache_beam as beam
 import numpy as np
 import pytest
 
@@ -17,6 +18,8 @@ import calm_beam as calm
 from calm_beam import storage
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import flag_parsers
+from calm_beam.launch.generate import pipeline
+from calm_beam.launch.runners import run_pipeline
 from calm_beam.outputs import read_answers
 from calm_beam.serving import Generator
 from tests.answers import THRESHOLD, assert_same_answers, named_rows, write_served_folder
@@ -131,6 +134,21 @@ def test_only_missing_shards_are_answered(
     assert "40 were stored already; no model was loaded." in capsys.readouterr().err
     assert _contents(output) == _contents(whole)
     assert main([*_flags(folder, output), "--overwrite"]) == 0
+    assert _contents(output) == _contents(whole)
+
+
+def test_killed_attempts_leave_nothing(
+    folder: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What killed workers were writing is gone once a runner that tried again has finished."""
+    output = tmp_path / "answers"
+
+    def killed_once(run: beam.Pipeline) -> None:
+        run_pipeline(run)
+        (output / ".answers-00001-of-00003.parquet.0badcafe.tmp").write_bytes(b"PAR1 half")
+
+    monkeypatch.setattr(pipeline, "run_pipeline", killed_once)
+    assert main(_flags(folder, output)) == 0
     assert _contents(output) == _contents(whole)
 
 

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import apache_beam as beam
 import pytest
 
 from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
+from calm_beam.launch.runners.run import RunMetrics
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.outputs import (
     COMPLETE,
@@ -108,6 +110,26 @@ def _check_same(output: pathlib.Path, whole: pathlib.Path, *, earlier: int = 0) 
 
 def _error(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_killed_attempts_leave_nothing(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What killed workers were writing is gone once a runner that tried again has finished."""
+
+    def killed_once(pipeline: beam.Pipeline) -> RunMetrics | None:
+        metrics = run_pipeline(pipeline)
+        (_folder(tmp_path / "out") / ".timing-00001-of-00003.json.0badcafe.tmp").write_bytes(b"{")
+        return metrics
+
+    monkeypatch.setattr(run, "run_pipeline", killed_once)
+    assert _calibrate(model, data, tmp_path / "out") == 0
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    _check_same(tmp_path / "out", whole)
 
 
 @pytest.mark.parametrize("lost", sampled([0, 1, 2], keep=(1,)))

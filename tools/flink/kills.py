@@ -28,8 +28,9 @@ _COMMAND = "calibrate"
 # Far more than a run takes: a hanging run is reported as such.
 _LONGEST = 1800.0
 _SHARDS = "generations/*/*.parquet"
-# One prompt at a time, a few per shard: slow enough that kills hit decoding, and that shards finish one by one.
-_FLAGS = ("--num_shards=40", "--batch_size=1")
+# One prompt at a time, one or two per shard: slow enough that kills hit decoding, and that shards finish one by one.
+_EXAMPLES = 300
+_FLAGS = (f"--num_shards={_EXAMPLES}", "--batch_size=1")
 _MOST_SECONDS_AFTER = 3.0
 # Flink's attempts, enough for all kills of a run.
 _TRIES = 40
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=10, help="of each target")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args(argv)
-    checks = Checks(pathlib.Path(flags.output).absolute())
+    checks = Checks(pathlib.Path(flags.output).absolute(), examples=_EXAMPLES)
     is_good = True
     try:
         checks.run(_COMMAND, runner="one process", flags=_FLAGS)

@@ -96,6 +96,19 @@ def test_lines_name_their_test_where_there_are_several() -> None:
     assert page.count('<h3 class="subject">') == 3
 
 
+def test_a_weaker_test_than_that_of_a_calibration_is_said() -> None:
+    """A page of hoeffding_bentkus says that the default of a calibration is stronger; one of another test does not."""
+    said = {}
+    for name in ("hoeffding_bentkus", "hoeffding"):
+        specs = all_specs(
+            consistencies=("textual",), metrics=("token_f1",), deltas=(0.1,), epsilons=(0.1,), p_value=name
+        )
+        summaries = split_summaries(specs=specs)
+        page = _page(curves=summaries, table=summaries, trials=trial_outcomes(specs=specs))
+        said[name] = "star_bets, the default of a calibration" in _text(page)
+    assert said == {"hoeffding_bentkus": True, "hoeffding": False}
+
+
 def test_speedups_are_shown_where_they_were_measured() -> None:
     """A line that never exits is as fast as the full model; others have the speed measured at their threshold."""
     assert "speedup" not in _table(_page(), "Table of tolerances")[0]

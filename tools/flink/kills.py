@@ -28,9 +28,8 @@ _COMMAND = "calibrate"
 # Far more than a run takes: a hanging run is reported as such.
 _LONGEST = 1800.0
 _SHARDS = "generations/*/*.parquet"
-# One prompt at a time, one or two per shard: slow enough that kills hit decoding, and that shards finish one by one.
-_EXAMPLES = 300
-_FLAGS = (f"--num_shards={_EXAMPLES}", "--batch_size=1")
+# One prompt at a time, and as many shards as examples: slow enough that kills hit decoding, shard by shard.
+_FLAGS = ("--batch_size=1",)
 _MOST_SECONDS_AFTER = 3.0
 # Flink's attempts, enough for all kills of a run.
 _TRIES = 40
@@ -42,15 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", default="build/flink-kills", help="folder of what runs write, and of their logs")
     parser.add_argument("--targets", default=",".join(_TARGETS), help="what is killed, comma-separated")
     parser.add_argument("--kills", type=int, default=10, help="of each target")
+    parser.add_argument("--examples", type=int, default=300, help="enough that ten kills come before the last shard")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args(argv)
-    checks = Checks(pathlib.Path(flags.output).absolute(), examples=_EXAMPLES)
+    checks = Checks(pathlib.Path(flags.output).absolute(), examples=flags.examples)
+    words = (*_FLAGS, f"--num_shards={flags.examples}")
     is_good = True
     try:
-        checks.run(_COMMAND, runner="one process", flags=_FLAGS)
+        checks.run(_COMMAND, runner="one process", flags=words)
         for target in flags.targets.split(","):
             with running_cluster(Engines.here(), tries=_TRIES) as cluster:
-                run = _Disturbed(checks, cluster, target, random.Random(f"{flags.seed} {target}"))
+                run = _Disturbed(checks, cluster, target, random.Random(f"{flags.seed} {target}"), flags=words)
                 run.kill(flags.kills)
             print(run.in_words(), flush=True)
             is_good &= len(run.kills) == flags.kills and not run.differing()
@@ -69,12 +70,15 @@ class _Disturbed:
       is_finished: Whether it reached its end.
     """
 
-    def __init__(self, checks: Checks, cluster: Cluster, target: str, draw: random.Random) -> None:
+    def __init__(
+        self, checks: Checks, cluster: Cluster, target: str, draw: random.Random, *, flags: Sequence[str]
+    ) -> None:
         """Starts nothing yet."""
         self.kills: list[int] = []
         self.resumed = 0
         self.is_finished = False
         self._checks, self._cluster, self._target, self._draw = checks, cluster, target, draw
+        self._flags = flags
         self._output = checks.output(target, runner="kills")
         self._undisturbed = checks.output(_COMMAND, runner="one process")
         self._all_shards = len(list(self._undisturbed.glob(_SHARDS)))
@@ -108,7 +112,7 @@ class _Disturbed:
 
     def _run(self, times: int, *flags: str) -> int | None:
         """Returns the exit status of a call; None if it hung."""
-        process = self._checks.start(_COMMAND, self._output, (*self._cluster.flags, *_FLAGS, *flags))
+        process = self._checks.start(_COMMAND, self._output, (*self._cluster.flags, *self._flags, *flags))
         end, before = time.monotonic() + _LONGEST, self._finished()
         while process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)

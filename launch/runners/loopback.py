@@ -3,6 +3,8 @@
 In Beam, the control, data, state and logging servers of a run with worker processes, and the pools that start workers,
 listen on every interface without authentication: any client that reaches such a port can read the data and run code.
 Here the modules of Beam that open ports see a gRPC whose servers listen on the loopback interface, and on nothing else.
+
+Source: the job service listens on all interfaces since https://github.com/apache/beam/pull/10161, by intention.
 """
 
 import argparse

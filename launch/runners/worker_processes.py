@@ -10,6 +10,8 @@ Beam and gRPC wait until a time of day. Where a machine's clock is set back, by 
 virtual machine, such a time comes late or never, and a run with worker processes does not end. So their modules
 see a `time` whose time of day advances with the monotonic clock. gRPC also gives times of day to its core, which
 reads the machine's clock. Modules that do so see that clock.
+
+Source: ours. No issue of Beam about a killed worker of `FnApiRunner`, or about clocks, was found.
 """
 
 import contextlib

@@ -140,7 +140,7 @@ def test_only_missing_shards_are_answered(
 def test_killed_attempts_leave_nothing(
     folder: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What killed workers were writing is gone once a runner that tried again has finished."""
+    """Unfinished files of killed workers are gone once a runner that tried again has finished."""
     output = tmp_path / "answers"
 
     def killed_once(run: beam.Pipeline) -> None:

@@ -119,7 +119,7 @@ def test_killed_attempts_leave_nothing(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What killed workers were writing is gone once a runner that tried again has finished."""
+    """Unfinished files of killed workers are gone once a runner that tried again has finished."""
 
     def killed_once(pipeline: beam.Pipeline) -> RunMetrics | None:
         metrics = run_pipeline(pipeline)

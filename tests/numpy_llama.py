@@ -1,5 +1,7 @@
 """Llama's family in plain numpy, written from the papers: every head by itself, and rotary positions as complex turns.
 
+Of a mixture of experts, only the experts that a token uses are computed, one after the other.
+
 Attention divides by the sum of its exponentials at the end, and subtracts nothing from the logits before: in bfloat16,
 the exponentials are rounded.
 
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from calm_beam.model.llama import RopeScaling
-from tests.numpy_decoder import Begun, KeyValue, NumpyDecoder
+from tests.numpy_decoder import Begun, KeyValue, NumpyDecoder, softmax
 
 
 class NumpyLlama(NumpyDecoder):
@@ -85,10 +87,32 @@ class NumpyLlama(NumpyDecoder):
         attended = self.rounded(np.concatenate(mixed)) @ self.arrays[f"{name}/self_attention/out/kernel"]
         state = self.rounded(state + self._given(attended, f"{name}/post_self_attention_layer_norm"))
         normed = self._taken(state, f"{name}/pre_mlp_layer_norm")
-        gate, linear = (normed @ self.arrays[f"{name}/mlp/{kernel}/kernel"] for kernel in ("wi_0", "wi_1"))
-        activated = np.maximum(gate, 0) if config.activation == "relu" else gate / (1 + np.exp(-gate))
-        made = self.rounded(activated * linear) @ self.arrays[f"{name}/mlp/wo/kernel"]
-        return self.rounded(state + self._given(made, f"{name}/post_mlp_layer_norm"))
+        made = sum(
+            self._expert(f"{name}/mlp", normed, expert, weight)
+            for expert, weight in self._routed(f"{name}/mlp", normed).items()
+        )
+        return self.rounded(state + self._given(np.asarray(made), f"{name}/post_mlp_layer_norm"))
+
+    def _routed(self, name: str, normed: np.ndarray) -> dict[int, float]:
+        """Returns the experts that a token uses, with their weights."""
+        count, used = self.config.num_experts, self.config.experts_per_token
+        if count == 1:
+            return {0: 1.0}
+        shares = softmax(normed @ self.arrays[f"{name}/router/kernel"])
+        order = sorted(range(count), key=lambda expert: -shares[expert])
+        # So far from a tie that float32 must choose as float64 does.
+        assert self._is_rounded or used == count or shares[order[used - 1]] - shares[order[used]] > 1e-5
+        total = sum(shares[order[:used]]) if self.config.normed_expert_weights else 1.0
+        return {expert: float(shares[expert] / total) for expert in order[:used]}
+
+    def _expert(self, name: str, normed: np.ndarray, expert: int, weight: float) -> np.ndarray:
+        """Returns what an expert adds to the output of a feed-forward layer."""
+        width = self.config.mlp_dim // self.config.num_experts
+        own = slice(expert * width, (expert + 1) * width)
+        gate, linear = (normed @ self.arrays[f"{name}/{kernel}/kernel"][:, own] for kernel in ("wi_0", "wi_1"))
+        activated = np.maximum(gate, 0) if self.config.activation == "relu" else gate / (1 + np.exp(-gate))
+        made: np.ndarray = self.rounded(activated * linear * weight) @ self.arrays[f"{name}/wo/kernel"][own]
+        return made
 
     def _go_through(self, token: int, kept: list[list[KeyValue]]) -> list[np.ndarray]:
         """Returns the outputs of all layers for the next token, whose keys and values all layers keep."""

@@ -190,10 +190,13 @@ class _Llama(StoredArchitecture):
         window = ""
         if config.sliding_window is not None:
             window = f", a window of {config.sliding_window} in {len(config.windowed_layers)} layers"
+        experts = ""
+        if config.num_experts > 1:
+            experts = f" of {config.num_experts} experts, {config.experts_per_token} for a token"
         return (
             f"Decoder-only with gated {_ACTIVATIONS[config.activation]}: {config.num_decoder_layers} layers, width "
             f"{config.emb_dim}, {config.num_heads} heads of {config.head_dim} over {config.num_kv_heads} of keys, "
-            f"feed-forward {config.mlp_dim}, rotary positions to base {config.rope_theta:g}{scaling}{window}, "
+            f"feed-forward {config.mlp_dim}{experts}, rotary positions to base {config.rope_theta:g}{scaling}{window}, "
             f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head"
             f"{_exits_in_words(config)}"
         )

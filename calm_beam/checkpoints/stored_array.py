@@ -6,7 +6,7 @@ A model larger than its host's memory is hashed, checked and loaded onto devices
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -137,6 +137,25 @@ def rows_of(array: Array, first: int, end: int) -> Array:
         return array[(slice(first + slices[0].start, first + slices[0].stop), *slices[1:])]
 
     return StoredArray(shape, array.stored_dtype, read=read, chunk=array.chunk)
+
+
+def stacked(arrays: Sequence[Array]) -> StoredArray:
+    """Returns matrices of one shape below each other as one matrix, still unread.
+
+    Args:
+      arrays: At least one; all (rows, columns).
+    """
+    rows, columns = arrays[0].shape
+
+    def read(slices: Slices) -> np.ndarray:
+        begin, end = slices[0].start, slices[0].stop
+        first = min(begin // rows, len(arrays) - 1)
+        last = max(first, (end - 1) // rows)
+        parts = ((arrays[place], place * rows) for place in range(first, last + 1))
+        return np.concatenate([part[max(begin - above, 0) : end - above, slices[1]] for part, above in parts])
+
+    stored_dtype = arrays[0].stored_dtype if isinstance(arrays[0], StoredArray) else arrays[0].dtype
+    return StoredArray((len(arrays) * rows, columns), stored_dtype, read=read)
 
 
 def pieces(array: Array) -> Iterator[np.ndarray]:

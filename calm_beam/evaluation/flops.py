@@ -24,7 +24,8 @@ prompt's last token, whose keys and values are already stored in skipped layers.
 encoder.
 
 The feed-forward layer is counted as in the formula, ungated: two matrices. T5 1.1's gated one has a third, 2 d_f d
-more for every layer used, which neither the formula nor, as far as it shows, the table has.
+more for every layer used, which neither the formula nor, as far as it shows, the table has. A mixture of experts is
+counted with all experts, since our decoders compute each for every token; its router is left out.
 """
 
 import dataclasses

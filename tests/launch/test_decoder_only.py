@@ -2,11 +2,12 @@
 
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
 
-from calm_beam.checkpoints import write_native
+from calm_beam.checkpoints import write_hugging_face, write_native
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from calm_beam.serving import Generator
@@ -15,14 +16,21 @@ from tests.numpy_llama import NumpyLlama
 
 
 @pytest.mark.slow
-def test_a_decoder_only_model_is_calibrated_and_served(tmp_path: pathlib.Path) -> None:
+# Seeds of weights whose decisions are far from ties, and the lowest thresholds that are proved.
+@pytest.mark.parametrize(
+    ("seed", "threshold", "changes"),
+    [(1, 0.9, {}), (2, 0.5, {"num_experts": 4, "experts_per_token": 2, "normed_expert_weights": True})],
+    ids=["llama", "mixtral"],
+)
+def test_a_decoder_only_model_is_calibrated_and_served(
+    seed: int, threshold: float, changes: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
     """Prompts of mixed lengths that contain id 0 are answered as by plain numpy at the manifest's threshold."""
-    config = build_llama_config(
-        vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=32, max_positions=128, end_ids=(1, 7), exit_classifier=2
-    )
-    arrays = build_llama_arrays(config, 1)
+    sizes: dict[str, Any] = {"vocab_size": 64, "emb_dim": 16, "head_dim": 8, "mlp_dim": 32, "max_positions": 128}
+    config = build_llama_config(**sizes, end_ids=(1, 7), exit_classifier=2, **changes)
+    arrays = build_llama_arrays(config, seed)
     tokenizer = write_word_tokenizer(tmp_path / "tokenizer.json", 64, ends=config.end_ids)
-    write_native(tmp_path / "model", config, arrays=arrays, vocabulary_path=tokenizer)
+    write_hugging_face(tmp_path / "model", config, arrays=arrays, vocabulary_path=tokenizer)
     generator = np.random.default_rng(0)
     # Zeros at the end of a row are read as padding.
     prompts = [[*generator.integers(0, 64, size=place % 29).tolist(), 9] for place in range(60)]
@@ -40,12 +48,12 @@ def test_a_decoder_only_model_is_calibrated_and_served(tmp_path: pathlib.Path) -
     }
     assert main(["calibrate", *(f"--{name}={value}" for name, value in flags.items())]) == 0
     served = Generator.from_manifest(tmp_path / "run" / "manifest.json", tmp_path / "model")
-    assert served.entry.threshold == 0.9
+    assert served.entry.threshold == threshold
     plain = NumpyLlama(config, arrays)
     together = served.generate_batch(prompts[:12])
     assert any(layer < 3 for answer in together for layer in answer.exit_layers)
     for prompt, answer in zip(prompts, together, strict=False):
-        expected = plain.decode(prompt, ExitRule(), 0.9, max_decode_length=10)
+        expected = plain.decode(prompt, ExitRule(), threshold, max_decode_length=10)
         assert list(answer.tokens) == expected.tokens
         assert answer.text == " ".join(f"w{token}" for token in expected.tokens if token not in config.end_ids)
         assert list(answer.exit_layers) == expected.exit_layers

@@ -25,7 +25,7 @@ from calm_beam.model.llama import LlamaConfig
 
 from . import decoder_only, t5
 from .decoder_only import describe_decoder_only
-from .files import EMBEDDING, EXITS, GENERATION, Described, read_generation, with_exits, without_exits
+from .files import EXITS, GENERATION, Described, in_their_form, read_generation, with_exits, without_exits
 from .t5 import describe_t5
 
 # Readers by model_type.
@@ -136,7 +136,9 @@ def write_hugging_face(
     described = _DESCRIBED[type(config)](without_exits(config))
     check_range(arrays, dtype)
     tensors = {
-        theirs: arrays[ours] if ours == EMBEDDING else arrays[ours].T for ours, theirs in described.names.items()
+        theirs: tensor
+        for ours, names in described.names.items()
+        for theirs, tensor in zip(names, in_their_form(ours, arrays[ours], count=len(names)), strict=True)
     }
     own = {name: array for name, array in arrays.items() if name not in described.names}
     # Read first, since it may be in this folder.

@@ -1,4 +1,4 @@
-"""Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Qwen, Gemma, OLMo 2, Phi-3 and others.
+"""Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Mixtral, Qwen, Gemma and others.
 
 Code Llama, TinyLlama, SmolLM, Qwen2.5, Phi-4 and many others have these types, too. A config value whose computation is
 not supported here is refused. Tensors are stored [out, in].
@@ -16,8 +16,29 @@ from calm_beam.checkpoints.metadata import CheckpointError, shortened
 from calm_beam.checkpoints.stored_array import Array, are_equal, rows_of
 from calm_beam.model.llama import MOST_LAYERS, LlamaConfig, RopeScaling, layer_shapes, parameter_shapes
 
-from .files import EMBEDDING, Described, check_names, read_generation, read_tensors, written_ends
+from .files import EMBEDDING, Described, check_names, in_our_form, read_generation, read_tensors, written_ends
 from .rope import read_rope, written_rope
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+    """How the config of a mixture of experts describes them, with transformers' defaults for missing keys.
+
+    Attributes:
+      count_key: Key of the number of experts, as both versions read it.
+      count: Its default.
+      per_token: Default of `num_experts_per_tok`.
+      width_key: Key of the width of one expert.
+      weights_may_be_normed: Whether `norm_topk_prob` tells if the weights of a token's experts sum to 1.
+      fixed: Keys with the only supported value of each.
+    """
+
+    count_key: str
+    count: int
+    per_token: int
+    width_key: str = "intermediate_size"
+    weights_may_be_normed: bool = False
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +59,9 @@ class Family:
       settled: Fields of `LlamaConfig` with fixed values.
       factors: Keys of further factors, by fields of `LlamaConfig`; their default is 1.
       caps: Keys of limits on logits, by fields of `LlamaConfig`, each with its default; null is none.
-      sublayers: Its names for parts of layers that differ from other families' or are missing there, by our names.
+      sublayers: Its names for parts of layers that differ from other families' or are missing there, by our names. A
+        part that every expert has separately has braces in place of the expert's number.
+      experts: How its config describes experts; None if layers have none.
       fused: Parts that it stores as one tensor, in their order, by that tensor's name.
       turns_some: Whether `partial_rotary_factor` is used.
       skips_turns: Whether `no_rope_layers` selects layers without rotary positions.
@@ -65,6 +88,7 @@ class Family:
     factors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     caps: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)
     sublayers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    experts: Experts | None = None
     fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     turns_some: bool = False
     skips_turns: bool = False
@@ -108,6 +132,44 @@ FAMILIES = {
     "qwen2": _QWEN2,
     "qwen3": dataclasses.replace(
         _QWEN2, architecture="Qwen3ForCausalLM", head_dim=128, settled={"query_key_norms": True}
+    ),
+    "mixtral": Family(
+        architecture="MixtralForCausalLM",
+        max_positions=131072,
+        num_kv_heads=8,
+        has_window=True,
+        settled={"normed_expert_weights": True},
+        sublayers={
+            "mlp/router": "block_sparse_moe.gate",
+            "mlp/wi_0": "block_sparse_moe.experts.{}.w1",
+            "mlp/wi_1": "block_sparse_moe.experts.{}.w3",
+            "mlp/wo": "block_sparse_moe.experts.{}.w2",
+        },
+        experts=Experts(count_key="num_local_experts", count=8, per_token=2),
+        theta=1_000_000.0,
+        norm_epsilon=1e-5,
+        end_id=2,
+    ),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        max_positions=32768,
+        num_kv_heads=4,
+        settled={"query_key_norms": True},
+        sublayers={
+            "mlp/router": "mlp.gate",
+            "mlp/wi_0": "mlp.experts.{}.gate_proj",
+            "mlp/wi_1": "mlp.experts.{}.up_proj",
+            "mlp/wo": "mlp.experts.{}.down_proj",
+        },
+        experts=Experts(
+            count_key="num_experts",
+            count=128,
+            per_token=8,
+            width_key="moe_intermediate_size",
+            weights_may_be_normed=True,
+            # Otherwise some layers have no experts; and it ignores max_window_layers, unlike Qwen3.
+            fixed={"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False},
+        ),
     ),
     "gemma": Family(
         architecture="GemmaForCausalLM",
@@ -201,6 +263,11 @@ FAMILIES = {
     ),
 }
 
+# Keys of the number of experts; version 5 of transformers writes the second for all families.
+_COUNTS = ("num_experts", "num_local_experts")
+# Experts of all layers: far more than any model has, and few enough to write out the names of all tensors.
+_MOST_EXPERTS = 1 << 16
+
 # Options whose computation is not supported if they are on.
 _OFF = (
     *("attention_bias", "mlp_bias", "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention"),
@@ -269,12 +336,15 @@ def read_decoder_only(
         _take_tied_head(directory, tensors)
     if family.fused:
         tensors = _parted(directory, tensors, family=family, config=config)
-    names = {name: _their_name(name, family) for name in parameter_shapes(config)}
-    check_names(directory, found=tensors, expected=names.values(), model=family.architecture)
+    names = _names(config, family)
+    expected = [theirs for parts in names.values() for theirs in parts]
+    check_names(directory, found=tensors, expected=expected, model=family.architecture)
+    for theirs in names.values():
+        _check_alike(directory, {name: tensors[name] for name in theirs})
     return StoredModel(
         config=config,
         arrays=stored.of(
-            {ours: tensors[theirs] if ours == EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
+            {ours: in_our_form(ours, [tensors[name] for name in theirs]) for ours, theirs in names.items()}
         ),
         stated=(
             f"Outputs end with token {' or '.join(map(str, end_ids))}: {source} says so.",
@@ -317,7 +387,7 @@ def describe_decoder_only(config: LlamaConfig) -> Described:
             return Described(
                 fields=fields,
                 generation={"eos_token_id": fields["eos_token_id"]},
-                names={name: _their_name(name, family) for name in parameter_shapes(config)},
+                names=_names(config, family),
             )
         nearest.append((differing, model_type))
     differing, model_type = min(nearest, key=lambda each: len(each[0]))
@@ -337,7 +407,6 @@ def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        "intermediate_size": config.mlp_dim,
         "num_hidden_layers": config.num_decoder_layers,
         "rms_norm_eps": config.norm_epsilon,
         "max_position_embeddings": config.max_positions,
@@ -349,6 +418,7 @@ def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str
         "bos_token_id": None,
         "pad_token_id": None,
         "eos_token_id": written_ends(config.end_ids),
+        **_feed_forward_fields(config, family),
     }
     if family.activation != "silu":
         fields["hidden_activation"] = _WRITTEN[config.activation]
@@ -376,6 +446,21 @@ def _fields(config: LlamaConfig, model_type: str, *, family: Family) -> dict[str
             "max_window_layers": windowed[0] if windowed else depth,
         }
     return fields
+
+
+def _feed_forward_fields(config: LlamaConfig, family: Family) -> dict[str, Any]:
+    """Returns the content of `config.json` on feed-forward layers."""
+    experts, width = family.experts, config.mlp_dim // config.num_experts
+    if experts is None:
+        return {"intermediate_size": width}
+    return {
+        **experts.fixed,
+        "intermediate_size": width,
+        experts.width_key: width,
+        experts.count_key: config.num_experts,
+        "num_experts_per_tok": config.experts_per_token,
+        **({"norm_topk_prob": config.normed_expert_weights} if experts.weights_may_be_normed else {}),
+    }
 
 
 def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, end_ids: tuple[int, ...]) -> LlamaConfig:
@@ -416,7 +501,6 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
         num_heads=num_heads,
         num_kv_heads=_whole(path, fields, key="num_key_value_heads", default=kv_default),
         head_dim=head_dim,
-        mlp_dim=_whole(path, fields, key="intermediate_size"),
         num_decoder_layers=depth,
         norm_epsilon=epsilon,
         rope_theta=theta,
@@ -430,10 +514,34 @@ def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, en
         turned_dim=None if turned_dim == head_dim else turned_dim,
         unturned_layers=_unturned(path, fields, depth=depth) if family.skips_turns else (),
         local_rope_theta=local_theta if windowed_layers else None,
+        **_feed_forward(path, fields, family=family, depth=depth),
         **factors,
         **caps,
         **family.settled,
     )
+
+
+def _feed_forward(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, depth: int) -> dict[str, Any]:
+    """Returns the fields of `LlamaConfig` on feed-forward layers."""
+    experts = family.experts
+    if experts is None:
+        return {"mlp_dim": _whole(path, fields, key="intermediate_size")}
+    for key, value in experts.fixed.items():
+        if fields.get(key, value) not in (value, None):
+            raise CheckpointError(f"{path}: {key} is {shortened(repr(fields[key]))}; only {value!r} is supported.")
+    given = [key for key in _COUNTS if fields.get(key) is not None]
+    if given and any(fields[key] != fields[given[0]] for key in given):
+        raise CheckpointError(f"{path}: {' and '.join(given)} differ; expected one number of experts.")
+    key = given[0] if given else experts.count_key
+    count = _whole(path, fields, key=key, default=experts.count, least=2, most=_MOST_EXPERTS // depth)
+    made = {
+        "mlp_dim": count * _whole(path, fields, key=experts.width_key),
+        "num_experts": count,
+        "experts_per_token": _whole(path, fields, key="num_experts_per_tok", default=experts.per_token, most=count),
+    }
+    if experts.weights_may_be_normed:
+        made["normed_expert_weights"] = _flag(path, fields, key="norm_topk_prob", default=False)
+    return made
 
 
 def _rope_fields(
@@ -586,8 +694,28 @@ def _parted(
     return parted
 
 
+def _check_alike(directory: pathlib.Path, tensors: Mapping[str, Array]) -> None:
+    """Refuses tensors of a layer's experts of different shapes."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    first = next(iter(shapes))
+    for name, shape in shapes.items():
+        if len(shapes) > 1 and (shape != shapes[first] or len(shape) != 2):
+            raise CheckpointError(
+                f"{directory}: {name} has shape {shape} and {first} {shapes[first]}; expected matrices of one shape."
+            )
+
+
+def _names(config: LlamaConfig, family: Family) -> dict[str, list[str]]:
+    """Returns transformers' names of the tensors of each parameter, by our names."""
+    names: dict[str, list[str]] = {}
+    for name in parameter_shapes(config):
+        theirs = _their_name(name, family)
+        names[name] = list(dict.fromkeys(theirs.format(expert) for expert in range(config.num_experts)))
+    return names
+
+
 def _their_name(name: str, family: Family) -> str:
-    """Returns a parameter's name in transformers.
+    """Returns a parameter's name in transformers, with braces if there is one for every expert.
 
     >>> _their_name("decoder/layers_3/self_attention/query/kernel", FAMILIES["llama"])
     'model.layers.3.self_attn.q_proj.weight'

@@ -14,7 +14,7 @@ from typing import Any
 from calm_beam.checkpoints.checkpoint import StoredModel
 from calm_beam.checkpoints.metadata import CheckpointError, read_json, shortened
 from calm_beam.checkpoints.model_folder import read_safetensors
-from calm_beam.checkpoints.stored_array import Array, FileStamp, StoredArrays
+from calm_beam.checkpoints.stored_array import Array, FileStamp, StoredArrays, rows_of, stacked
 from calm_beam.model import parameter_shapes
 from calm_beam.model.architecture import exit_fields
 
@@ -107,6 +107,32 @@ def prefix_in_words(found: Iterable[str], missing: Iterable[str]) -> str:
 
 # Our name of the only matrix that is stored unchanged; all others are stored [out, in].
 EMBEDDING = "token_embedder/embedding"
+# The end of our names of matrices with a row for each value of the feed-forward layer; others have a column.
+_BACK_TO_WIDTH = "mlp/wo/kernel"
+
+
+def in_our_form(name: str, tensors: Sequence[Array]) -> Array:
+    """Returns a parameter, still unread.
+
+    Args:
+      name: Our name of it.
+      tensors: As transformers stores it: one, or those of all experts of a layer in order, of one shape.
+    """
+    if name == EMBEDDING or len(tensors) == 1:
+        return tensors[0] if name == EMBEDDING else tensors[0].T
+    # [out, in] of each -> [in, out] of all, whose experts are on the axis of the feed-forward layer's values.
+    return stacked([each.T for each in tensors]) if name.endswith(_BACK_TO_WIDTH) else stacked(tensors).T
+
+
+def in_their_form(name: str, array: Array, *, count: int) -> list[Array]:
+    """Returns a parameter as transformers stores it; the reverse of `in_our_form`, with `count` tensors."""
+    if name == EMBEDDING or count == 1:
+        return [array if name == EMBEDDING else array.T]
+    has_rows = name.endswith(_BACK_TO_WIDTH)
+    by_expert = array if has_rows else array.T
+    size = by_expert.shape[0] // count
+    parts = [rows_of(by_expert, place * size, (place + 1) * size) for place in range(count)]
+    return [part.T for part in parts] if has_rows else parts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,12 +142,12 @@ class Described:
     Attributes:
       fields: Content of `config.json`, without the type of the weights.
       generation: Content of `generation_config.json`.
-      names: transformers' name of each parameter, by our names.
+      names: transformers' names of the tensors of each parameter, by our names; several for experts.
     """
 
     fields: Mapping[str, Any]
     generation: Mapping[str, Any]
-    names: Mapping[str, str]
+    names: Mapping[str, Sequence[str]]
 
 
 def written_ends(end_ids: Sequence[int]) -> int | list[int]:

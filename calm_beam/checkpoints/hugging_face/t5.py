@@ -173,7 +173,7 @@ def describe_t5(config: T5Config) -> Described:
             "eos_token_id": ends,
         },
         generation={"decoder_start_token_id": config.start_id, "eos_token_id": ends, "pad_token_id": PAD_ID},
-        names={ours: _their_name(ours) for ours in parameter_shapes(config)},
+        names={ours: [_their_name(ours)] for ours in parameter_shapes(config)},
     )
 
 

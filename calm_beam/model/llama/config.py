@@ -27,6 +27,7 @@ ROPE_SCALINGS = tuple(_SCALINGS)
 
 # Fields that follow from names and shapes of arrays, given the other fields.
 _SEEN = {"vocab_size", "emb_dim", "mlp_dim", "num_decoder_layers", "tied_head", "exit_classifier"} | {
+    "num_experts",
     "attention_bias",
     "query_key_norms",
     "exit_norms",
@@ -46,6 +47,9 @@ _ADDED_LATER = {
     "local_rope_theta",
     "attention_cap",
     "logits_cap",
+    "num_experts",
+    "experts_per_token",
+    "normed_expert_weights",
 }
 # Those of these fields that native code does not compute.
 NOT_NATIVE = (
@@ -58,6 +62,7 @@ NOT_NATIVE = (
     "local_rope_theta",
     "attention_cap",
     "logits_cap",
+    "num_experts",
 )
 _ADDED_TO_SCALINGS = {"pair_factors"}
 # Far more than any model has, and few enough to write out the names of all arrays.
@@ -143,7 +148,7 @@ class LlamaConfig:
       num_heads: Attention heads of queries per layer.
       num_kv_heads: Attention heads of keys and values per layer, a divisor of `num_heads`.
       head_dim: Width of one head, even.
-      mlp_dim: Width of the gated feed-forward layer.
+      mlp_dim: Width of the gated feed-forward layer, of all its experts together.
       num_decoder_layers: Depth L; exit layers are counted from 1 to L.
       norm_epsilon: Added to the mean square in every norm.
       rope_theta: Base of the rotary frequencies, theta**(-2 i / head_dim).
@@ -165,6 +170,10 @@ class LlamaConfig:
       logits_divisor: Divisor of logits.
       attention_cap: Cap on attention's logits, by a hyperbolic tangent, as in Gemma 2; None if there is none.
       logits_cap: Cap on the head's logits, likewise.
+      num_experts: Experts of a feed-forward layer, a divisor of `mlp_dim`: of its columns, the first are the first
+        expert's, and so on. 1 if it is not a mixture.
+      experts_per_token: How many of them a token uses: those with the largest weights, by a softmax over all.
+      normed_expert_weights: Whether the weights of a token's experts are divided by their sum, as in Mixtral.
       tied_head: Whether the output head is the transposed embedding.
       sliding_window: Keys that a position sees in `windowed_layers`, itself included; None if it sees all everywhere.
       windowed_layers: Layers with a sliding window, counted from 0 as in names of parameters, ascending.
@@ -211,6 +220,9 @@ class LlamaConfig:
     logits_divisor: float = 1.0
     attention_cap: float | None = None
     logits_cap: float | None = None
+    num_experts: int = 1
+    experts_per_token: int = 1
+    normed_expert_weights: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -235,6 +247,7 @@ class LlamaConfig:
             raise ValueError("end_ids must name at least one id: without one, no output ends.")
         self._check_heads()
         self._check_window()
+        self._check_experts()
 
     def _check_heads(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -280,6 +293,19 @@ class LlamaConfig:
             )
         if self.sliding_window is not None:
             _check_size("sliding_window", self.sliding_window)
+
+    def _check_experts(self) -> None:
+        if self.mlp_dim % self.num_experts:
+            raise ValueError(
+                f"num_experts must divide mlp_dim, got {self.num_experts} and {self.mlp_dim}: experts have equal "
+                "shares of its columns."
+            )
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"experts_per_token must be at most num_experts, got {self.experts_per_token} and {self.num_experts}."
+            )
+        if self.normed_expert_weights and self.num_experts == 1:
+            raise ValueError("normed_expert_weights is true, but with a single expert there are no weights.")
 
 
 def config_of(fields: Mapping[str, Any]) -> LlamaConfig:
@@ -369,6 +395,8 @@ def layer_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
         shapes["post_self_attention_layer_norm/scale"] = (width,)
     if config.pre_norms:
         shapes["pre_mlp_layer_norm/scale"] = (width,)
+    if config.num_experts > 1:
+        shapes["mlp/router/kernel"] = (width, config.num_experts)
     shapes |= {f"mlp/{name}/kernel": (width, config.mlp_dim) for name in ("wi_0", "wi_1")}
     shapes["mlp/wo/kernel"] = (config.mlp_dim, width)
     if config.post_norms:

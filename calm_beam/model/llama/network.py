@@ -42,7 +42,11 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class FeedForward(nn.Module):
-    """The gated feed-forward layer, without biases: f(x W0) * (x W1), back to the model's width."""
+    """The gated feed-forward layer, without biases: f(x W0) * (x W1), back to the model's width.
+
+    The experts of a mixture are one wide layer: each has its share of the columns, which the router weighs. All are
+    computed for every row, and those that a row does not use have weight 0, so a row does not depend on its batch.
+    """
 
     config: LlamaConfig
     precision: Precision
@@ -52,8 +56,28 @@ class FeedForward(nn.Module):
         """Returns the output as float32, before the residual is added, shape of `inputs`."""
         config = self.config
         gate, linear = (Dense(config.mlp_dim, self.precision, name=name)(inputs) for name in ("wi_0", "wi_1"))
-        hidden = rounded(_ACTIVATIONS[config.activation](gate) * linear, self.precision)
-        return Dense(config.emb_dim, self.precision, name="wo")(hidden)
+        hidden = _ACTIVATIONS[config.activation](gate) * linear
+        if config.num_experts > 1:
+            weights = expert_weights(config, Dense(config.num_experts, self.precision, name="router")(inputs))
+            hidden = hidden * jnp.repeat(weights, config.mlp_dim // config.num_experts, axis=-1)
+        return Dense(config.emb_dim, self.precision, name="wo")(rounded(hidden, self.precision))
+
+
+def expert_weights(config: LlamaConfig, logits: jax.Array) -> jax.Array:
+    """Returns the weight of every expert, float32, (..., experts); 0 for those that a token does not use.
+
+    Args:
+      config: The model's config. Of experts with equal logits, the first ones are used.
+      logits: The router's outputs, float32, (..., experts).
+
+    Source: Jiang et al. (2024), "Mixtral of Experts", section 2.1; transformers `modeling_qwen3_moe.py`.
+    """
+    # [..., experts per token]
+    largest, experts = jax.lax.top_k(jax.nn.softmax(logits), config.experts_per_token)
+    if config.normed_expert_weights:
+        largest = largest / jnp.sum(largest, axis=-1, keepdims=True)
+    is_expert = jax.nn.one_hot(experts, config.num_experts, dtype=jnp.float32)
+    return jnp.sum(largest[..., None] * is_expert, axis=-2)
 
 
 class LayerTerms(NamedTuple):

@@ -23,6 +23,8 @@ SIZES = {
     "hidden_act": "silu",
     "eos_token_id": 2,
 }
+# Of a mixture, each expert of the width above.
+EXPERTS = {"num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -36,6 +38,13 @@ _ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "granite": "GraniteForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+# By type, the place and names of experts' tensors: gate, up and down.
+_EXPERTS = {
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
 }
 
 
@@ -58,15 +67,21 @@ def build_tensors(model_type: str, fields: Mapping[str, Any], *, tied: bool, see
             shapes[f"{layer}.self_attn.{letter}_proj.weight"] = (size, width)
             if model_type == "qwen2":
                 shapes[f"{layer}.self_attn.{letter}_proj.bias"] = (size,)
-            if model_type in ("qwen3", "gemma3_text") and letter != "v":
+            if model_type in ("qwen3", "qwen3_moe", "gemma3_text") and letter != "v":
                 shapes[f"{layer}.self_attn.{letter}_norm.weight"] = (head,)
             if model_type == "olmo2" and letter != "v":
                 shapes[f"{layer}.self_attn.{letter}_norm.weight"] = (size,)
         if model_type in ("gemma2", "gemma3_text"):
             shapes |= {f"{layer}.{side}_feedforward_layernorm.weight": (width,) for side in ("pre", "post")}
         shapes[f"{layer}.self_attn.o_proj.weight"] = (width, heads * head)
-        shapes |= {f"{layer}.mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
-        shapes[f"{layer}.mlp.down_proj.weight"] = (width, inner)
+        place, (gate, up, down) = _EXPERTS.get(model_type, ("mlp", ("gate_proj", "up_proj", "down_proj")))
+        homes = [f"{layer}.{place}"]
+        if model_type in _EXPERTS:
+            homes = [f"{layer}.{place}.experts.{expert}" for expert in range(EXPERTS["num_local_experts"])]
+            shapes[f"{layer}.{place}.gate.weight"] = (len(homes), width)
+        for home in homes:
+            shapes |= {f"{home}.{name}.weight": (inner, width) for name in (gate, up)}
+            shapes[f"{home}.{down}.weight"] = (width, inner)
     tensors = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     return _fused(tensors) if model_type == "phi3" else tensors
 
@@ -109,6 +124,7 @@ def write_decoder_only(
         "architectures": [_ARCHITECTURES.get(model_type, "OtherForCausalLM")],
         "model_type": model_type,
         **SIZES,
+        **(EXPERTS if model_type in _EXPERTS else {}),
         "tie_word_embeddings": tied,
         "torch_dtype": "float32",
         **changes,

@@ -1,7 +1,8 @@
 """Makes `decoder_only_goldens/`: tiny random models of Llama's family as transformers saves them, with its outputs.
 
 Needs torch and transformers, which the project itself never does. Made with torch 2.15 and transformers 5.23; those of
-`olmo2`, `phi3`, `phi3_longrope`, `granite`, `smollm3`, `gemma2`, `gemma3` and `ministral` with transformers 5.24:
+`olmo2`, `phi3`, `phi3_longrope`, `granite`, `smollm3`, `gemma2`, `gemma3`, `ministral`, `mixtral`, `qwen3_moe` and
+`qwen3_moe_normed` with transformers 5.24:
 
     python -m tests.calm_beam.checkpoints.make_decoder_only_goldens NAME ...
 """
@@ -34,6 +35,7 @@ _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_f
 _LONGROPE = {"type": "longrope", "short_factor": [1.5, 3.0], "long_factor": [2.0, 9.0]}
 _GEMMA3_LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 _MINISTRAL_LAYERS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+_QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "mlp_only_layers": []}
 # Class, seed, and changed fields; prompts and outputs have up to 48 tokens, far beyond scaled models' first limits.
 MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "llama": ("Llama", 1, {"num_hidden_layers": 8}),
@@ -58,6 +60,9 @@ MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
                               "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0,
                               "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh"}),
     "ministral": ("Ministral", 18, {"num_hidden_layers": 4, "sliding_window": 6, "layer_types": _MINISTRAL_LAYERS}),
+    "mixtral": ("Mixtral", 19, {"num_local_experts": 4, "sliding_window": 6}),
+    "qwen3_moe": ("Qwen3Moe", 20, _QWEN3_MOE),
+    "qwen3_moe_normed": ("Qwen3Moe", 21, {**_QWEN3_MOE, "norm_topk_prob": True, "tie_word_embeddings": True}),
     "phi3": ("Phi3", 12, {"head_dim": 4, "sliding_window": 7}),
     "phi3_longrope": ("Phi3", 13, {"hidden_size": 32, "max_position_embeddings": 192, "partial_rotary_factor": 0.5,
                                    "original_max_position_embeddings": 48, "rope_scaling": _LONGROPE}),
@@ -88,7 +93,7 @@ def build_model(family: str, seed: int, **changes: Any) -> Any:
                 parameter.copy_(noise)
             else:
                 scale = 3 if name.endswith(("q_proj.weight", "lm_head.weight")) else 1.5
-                parameter.copy_(noise * scale * parameter.shape[1] ** -0.5)
+                parameter.copy_(noise * scale * parameter.shape[-1] ** -0.5)
     return model
 
 

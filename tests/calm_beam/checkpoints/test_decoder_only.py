@@ -11,6 +11,7 @@ import pytest
 import safetensors.numpy
 
 from calm_beam.checkpoints import CheckpointError, load_checkpoint, write_native
+from calm_beam.checkpoints.checkpoint import stored_architecture
 from calm_beam.model.llama import RopeScaling
 from tests.calm_beam.checkpoints.decoder_only_folders import SIZES, build_tensors, write_decoder_only
 
@@ -18,6 +19,7 @@ _FAMILIES = (
     *("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
     *("olmo2", "phi3", "granite", "smollm3"),
 )
+_MIXTURES = ("mixtral", "qwen3_moe")
 _WITH_WINDOWS = ("mistral", "ministral", "gemma2", "gemma3_text")
 _NORMED_ON_BOTH_SIDES = ("gemma2", "gemma3_text")
 _LLAMA3 = {
@@ -101,7 +103,7 @@ def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Pat
         assert checkpoint.arrays[name].dtype == np.float32
 
 
-@pytest.mark.parametrize("model_type", _FAMILIES)
+@pytest.mark.parametrize("model_type", [*_FAMILIES, *_MIXTURES])
 def test_a_native_copy_is_the_same_model(model_type: str, tmp_path: pathlib.Path) -> None:
     """Config, arrays and fingerprint come back from the native layout."""
     checkpoint = load_checkpoint(
@@ -215,6 +217,88 @@ def test_granites_factors_are_read(tmp_path: pathlib.Path) -> None:
     assert config.query_factor == 0.015625
     folder = write_decoder_only(tmp_path, "granite", attention_multiplier=6**-0.5)
     assert load_checkpoint(folder).config.query_factor is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", _MIXTURES)
+def test_experts_are_one_wide_layer(model_type: str, tied: bool, tmp_path: pathlib.Path) -> None:
+    """The experts of a layer follow each other in its columns, and in the rows of what leads back to the width."""
+    checkpoint = load_checkpoint(write_decoder_only(tmp_path, model_type, tied=tied))
+    config, tensors = checkpoint.config, build_tensors(model_type, SIZES, tied=tied)
+    assert (config.mlp_dim, config.num_experts, config.experts_per_token) == (30, 3, 2)
+    assert "feed-forward 30 of 3 experts, 2 for a token, rotary" in stored_architecture(config).in_words(config)
+    assert (config.normed_expert_weights, config.query_key_norms) == (
+        model_type == "mixtral",
+        model_type == "qwen3_moe",
+    )
+    home = "model.layers.1.block_sparse_moe" if model_type == "mixtral" else "model.layers.1.mlp"
+    names = ("w1", "w3", "w2") if model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    router = checkpoint.arrays["decoder/layers_1/mlp/router/kernel"]
+    np.testing.assert_array_equal(router, tensors[f"{home}.gate.weight"].T)
+    for ours, theirs, axis in zip(("wi_0", "wi_1", "wo"), names, (1, 1, 0), strict=True):
+        expected = np.concatenate([tensors[f"{home}.experts.{index}.{theirs}.weight"].T for index in range(3)], axis)
+        np.testing.assert_array_equal(checkpoint.arrays[f"decoder/layers_1/mlp/{ours}/kernel"], expected)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "expected"),
+    [
+        ("qwen3_moe", {"num_local_experts": ..., "num_experts": 3}, ("num_experts", 3)),
+        ("qwen3_moe", {"num_experts": 3}, ("num_experts", 3)),
+        ("qwen3_moe", {"norm_topk_prob": True}, ("normed_expert_weights", True)),
+        ("qwen3_moe", {"num_experts_per_tok": 1}, ("experts_per_token", 1)),
+        ("qwen3_moe", {"mlp_only_layers": None, "decoder_sparse_step": 1}, ("num_experts", 3)),
+        ("qwen3_moe", {"sliding_window": 8, "use_sliding_window": False}, ("sliding_window", None)),
+        ("mixtral", {"num_experts_per_tok": ...}, ("experts_per_token", 2)),
+        ("mixtral", {"sliding_window": 8}, ("sliding_window", 8)),
+        ("mixtral", {}, ("rope_theta", 1e6)),
+    ],
+)
+def test_what_a_config_says_of_experts(
+    model_type: str, fields: dict[str, Any], expected: tuple[str, Any], tmp_path: pathlib.Path
+) -> None:
+    """Experts are counted and weighed as the config says, by the keys of both versions of transformers."""
+    config = load_checkpoint(write_decoder_only(tmp_path, model_type, **fields)).config
+    assert getattr(config, expected[0]) == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2; only 1 is supported"),
+        ("qwen3_moe", {"mlp_only_layers": [1]}, r"mlp_only_layers is \[1\]; only \[\] is supported"),
+        ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window is True; only False is supported"),
+        ("qwen3_moe", {"num_experts": 4}, "num_experts and num_local_experts differ; expected one number of experts"),
+        ("qwen3_moe", {"norm_topk_prob": "yes"}, "norm_topk_prob must be true or false, got 'yes'"),
+        ("qwen3_moe", {"attention_bias": True}, "attention_bias is True; that is not supported"),
+        ("mixtral", {"num_local_experts": 1}, "num_local_experts must be a whole number from 2 to 32768, got 1"),
+        (
+            "mixtral",
+            {"num_local_experts": 10**9},
+            "num_local_experts must be a whole number from 2 to 32768, got 10000",
+        ),
+        ("mixtral", {"num_local_experts": [3]}, r"num_local_experts must be a whole number .*, got \[3\]"),
+        ("mixtral", {"num_experts_per_tok": 4}, "num_experts_per_tok must be a whole number from 1 to 3, got 4"),
+        ("mixtral", {"num_local_experts": 4}, "missing model.layers.0.block_sparse_moe.experts.3.w1.weight"),
+        ("mixtral", {"num_local_experts": 2}, "unknown model.layers.0.block_sparse_moe.experts.2.w1.weight"),
+        ("mixtral", {"intermediate_size": 11}, r"mlp/wi_0/kernel has shape \(12, 30\), expected \(12, 33\)"),
+    ],
+)
+def test_experts_that_are_not_supported_are_refused(
+    model_type: str, fields: dict[str, Any], message: str, tmp_path: pathlib.Path
+) -> None:
+    """Layers without experts among others, and contradictions about experts, are refused by key."""
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(write_decoder_only(tmp_path, model_type, **fields))
+
+
+@pytest.mark.parametrize("shape", [(9, 12), (10,)])
+def test_experts_of_different_shapes_are_refused(shape: tuple[int, ...], tmp_path: pathlib.Path) -> None:
+    """An expert of another shape than the first is refused by name."""
+    name = "model.layers.1.block_sparse_moe.experts.1.w3.weight"
+    tensors = {**build_tensors("mixtral", SIZES, tied=False), name: np.zeros(shape, np.float32)}
+    with pytest.raises(CheckpointError, match=r"experts\.1\.w3\.weight has shape .* and .*experts\.0\.w3\.weight \(10"):
+        load_checkpoint(write_decoder_only(tmp_path, "mixtral", tensors=tensors))
 
 
 @pytest.mark.parametrize(
@@ -465,10 +549,10 @@ def test_what_is_left_out_is_what_transformers_takes(
     ("fields", "message"),
     [
         (
-            {"model_type": "mixtral", "num_local_experts": 8},
-            "model_type is 'mixtral', a mixture of experts; expected one",
+            {"model_type": "phimoe", "num_local_experts": 8},
+            "model_type is 'phimoe', a mixture of experts; expected one",
         ),
-        ({"model_type": "qwen3_moe", "num_experts": 8}, "model_type is 'qwen3_moe', a mixture of experts"),
+        ({"model_type": "qwen2_moe", "num_experts": 8}, "model_type is 'qwen2_moe', a mixture of experts"),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "'deepseek_v3', multi-head latent attention"),
         ({"model_type": "mllama", "vision_config": {"a": 1}}, "model_type is 'mllama', a model that sees images"),
         ({"model_type": "ministral3"}, "model_type is 'ministral3'; expected one of 't5', 'mt5'"),

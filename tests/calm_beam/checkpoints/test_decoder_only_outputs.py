@@ -17,7 +17,10 @@ from tests.sampling import sampled
 _FOLDERS = sorted(folder.name for folder in FOLDER.iterdir())
 _each_model = pytest.mark.parametrize("name", _FOLDERS)
 _each_sampled_model = pytest.mark.parametrize(
-    "name", sampled(_FOLDERS, keep=[_FOLDERS.index(name) for name in ("mistral", "yarn", "phi3_longrope", "gemma2")])
+    "name",
+    sampled(
+        _FOLDERS, keep=[_FOLDERS.index(name) for name in ("mistral", "yarn", "phi3_longrope", "gemma2", "mixtral")]
+    ),
 )
 
 
@@ -32,7 +35,8 @@ def test_every_family_and_scaling_is_there() -> None:
     scalings = {_model(name)[0].config.rope_scaling.kind for name in _FOLDERS}
     assert scalings == {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
     families = {"llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "phi3"}
-    assert families | {"granite", "smollm3", "llama_tied"} <= set(_FOLDERS)
+    mixtures = {"mixtral", "qwen3_moe", "qwen3_moe_normed"}
+    assert families | mixtures | {"granite", "smollm3", "llama_tied"} <= set(_FOLDERS)
 
 
 @_each_model

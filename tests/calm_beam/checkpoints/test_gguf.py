@@ -225,12 +225,13 @@ def test_what_is_refused(changes: dict[str, Any], message: str, tmp_path: pathli
         ("granite", {"rope.scaling.finetuned": False}, "granite.rope.scaling.finetuned is False; that is not"),
         ("granite", {"logit_scale": None}, "granite.logit_scale must be a number, got None"),
         ("granite", {"expert_shared_feed_forward_length": 8}, "granite.expert_shared_feed_forward_length is 8; that"),
+        ("llama", {"expert_count": 8}, "llama.expert_count is 8; that is not supported"),
     ],
 )
 def test_what_a_family_says_otherwise_is_refused(
     family: str, fields: dict[str, Any], message: str, tmp_path: pathlib.Path
 ) -> None:
-    """Unsupported keys are refused: Olmo 3, Granite without positions or with experts, and missing fields."""
+    """Unsupported keys are refused: Olmo 3, Mixtral, Granite without positions or with experts, and missing fields."""
     architecture, changes = _FAMILIES[family]
     named = {f"{architecture}.{key}": value for key, value in fields.items()}
     with pytest.raises(CheckpointError) as caught:

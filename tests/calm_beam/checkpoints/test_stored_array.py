@@ -19,7 +19,7 @@ from calm_beam.checkpoints import (
     stored_array,
     write_native,
 )
-from calm_beam.checkpoints.stored_array import FileStamp, are_equal
+from calm_beam.checkpoints.stored_array import Array, FileStamp, are_equal, stacked
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
 
 _CONFIG = build_config()
@@ -46,6 +46,18 @@ def _t5x(folder: pathlib.Path) -> pathlib.Path:
 
 
 _WRITERS = (_native, _hugging_face, _t5x)
+
+
+@pytest.mark.parametrize("make", [_stored, np.asarray], ids=["stored", "in memory"])
+def test_matrices_below_each_other(make: Callable[[np.ndarray], Array]) -> None:
+    """Any rows and columns of stacked matrices, empty ones too, are those of numpy's, in one matrix or in several."""
+    whole = _VALUES.reshape(24, 10)
+    array = stacked([make(part) for part in _VALUES])
+    assert (array.shape, array.stored_dtype) == ((24, 10), np.float32)
+    for first in range(25):
+        for end in range(first, 25):
+            np.testing.assert_array_equal(array[first:end, 2:7], whole[first:end, 2:7])
+    np.testing.assert_array_equal(array.T[3:5], whole.T[3:5])
 
 
 @pytest.mark.parametrize("write", _WRITERS)

@@ -47,7 +47,7 @@ def test_logits_and_outputs(
     "name",
     [
         *("llama", "llama_tied", "llama3", "linear", "yarn", "mistral", "qwen2", "qwen3", "gemma"),
-        *("olmo2", "phi3", "granite", "smollm3", "gemma3"),
+        *("olmo2", "phi3", "granite", "smollm3", "gemma3", "mixtral", "qwen3_moe", "qwen3_moe_normed"),
     ],
 )
 def test_logits_of_every_layer_of_decoder_only_models(name: str, seed: int, tmp_path: pathlib.Path) -> None:
@@ -109,6 +109,8 @@ def test_it_generates_what_our_t5s_do(changes: dict[str, Any], tmp_path: pathlib
             **{"sliding_window": 5, "windowed_layers": (0, 2), "emb_dim": 24},
         },
         {"sliding_window": 5, "windowed_layers": (0, 2)},
+        {"num_experts": 4, "experts_per_token": 2, "normed_expert_weights": True, "mlp_dim": 32},
+        {"num_experts": 5, "experts_per_token": 3, "query_key_norms": True, "mlp_dim": 20},
     ],
     ids=[
         "llama with exits",
@@ -122,6 +124,8 @@ def test_it_generates_what_our_t5s_do(changes: dict[str, Any], tmp_path: pathlib
         "gemma3",
         "gemma2",
         "ministral",
+        "mixtral",
+        "qwen3_moe",
     ],
 )
 def test_it_generates_what_our_decoder_only_models_do(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:

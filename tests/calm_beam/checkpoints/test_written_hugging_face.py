@@ -27,6 +27,7 @@ _T5S: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _LLAMA3 = RopeScaling(kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=16)
 _YARN = RopeScaling(kind="yarn", factor=4.0, original_max_positions=16, attention_factor=1.2, beta_fast=20.0)
+_EXPERTS = {"num_experts": 4, "experts_per_token": 2, "mlp_dim": 28}
 _LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "tied": ("llama", {"tied_head": True, "num_kv_heads": 1, "activation": "gelu"}),
@@ -42,6 +43,15 @@ _LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo 2": ("olmo2", {"pre_norms": False, "post_norms": True, "query_key_norms": True, "whole_norms": True}),
     "SmolLM3": ("smollm3", {"unturned_layers": (1,)}),
     "windows in some layers": ("ministral", {"sliding_window": 3, "windowed_layers": (0, 2)}),
+    "Mixtral": (
+        "mixtral",
+        {**_EXPERTS, "normed_expert_weights": True, "sliding_window": 3, "windowed_layers": (0, 1, 2)},
+    ),
+    "Qwen3 MoE": ("qwen3_moe", {**_EXPERTS, "query_key_norms": True}),
+    "Qwen3 MoE with normed weights": (
+        "qwen3_moe",
+        {**_EXPERTS, "query_key_norms": True, "normed_expert_weights": True, "exit_norms": True},
+    ),
     "Gemma 2": (
         "gemma2",
         {
@@ -149,6 +159,10 @@ def test_what_transformers_wrote_comes_back(path: pathlib.Path, tmp_path: pathli
         (
             build_llama_config(sliding_window=3, windowed_layers=(0, 1, 2), logits_cap=30.0),
             "the nearest is mistral: logits_cap is None there and 30.0 here.",
+        ),
+        (
+            build_llama_config(**_EXPERTS),
+            "the nearest is mixtral: normed_expert_weights is True there and False here.",
         ),
         (
             build_llama_config(

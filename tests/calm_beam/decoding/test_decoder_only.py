@@ -80,6 +80,8 @@ _KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "embedding factor": (1, {"embedding_factor": 3.0}),
     "logits divisor": (1, {"logits_divisor": 1.7}),
     "logits divisor, tied head": (1, {"logits_divisor": 1.4, "tied_head": True}),
+    "mixtral": (2, {"num_experts": 4, "experts_per_token": 2, "normed_expert_weights": True}),
+    "qwen3_moe": (7, {"num_experts": 8, "experts_per_token": 3, "query_key_norms": True, "tied_head": True}),
 }
 # Features that native code computes, each distinguished from the others.
 _NATIVE_KINDS = [kind for kind in _KINDS if kind.startswith(("longrope", "query", "embedding", "logits"))]
@@ -186,12 +188,12 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
 @pytest.mark.parametrize(
     ("decoder", "kind"),
     [
-        *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(0, 3, 6, 9)),
+        *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(0, 3, 6, 9, 16)),
         *sampled([("served", kind) for kind in list(_KINDS)[1:]], keep=(1, 2, 4, 8, 10)),
     ],
 )
 def test_every_kind_of_model_is_plain_numpys(decoder: str, kind: str) -> None:
-    """Grouped and single key heads, biases, query and key norms, windows, tied heads, scaled positions match numpy."""
+    """Grouped and single key heads, biases, norms, windows, tied heads, scaled positions and experts match numpy."""
     _check(decoder, _RULES[0], kind)
 
 

@@ -55,6 +55,7 @@ def model(family):
         mlp_dim=32,
         max_positions=1024,
         exit_classifier=2,
+        **(dict(num_experts=4, experts_per_token=2) if family == "experts" else {}),
     )
     return checkpoint_of(config, build_llama_arrays(config, 1))
 
@@ -155,8 +156,10 @@ def _differing(parts: str, *arguments: str) -> tuple[int, int]:
         ("2", "exits", ("softmax", "state/from_first_exit")),
         # Query heads are divided; the fewer key heads are not.
         ("8", "llama", ("softmax",)),
+        # Each of four experts is divided among two devices.
+        ("8", "experts", ("softmax",)),
     ],
-    ids=["eight", "two", "measures", "decoder_only_two", "own_exits_two", "decoder_only_eight"],
+    ids=["eight", "two", "measures", "decoder_only_two", "own_exits_two", "decoder_only_eight", "experts_eight"],
 )
 def test_devices_that_share_a_model_give_the_outputs_of_one(parts: str, family: str, rules: tuple[str, ...]) -> None:
     """Sweep, served decoder and batch decoder on two or eight devices a model decide as on one device.

@@ -83,6 +83,7 @@ def test_the_engine_goes_by_fixed_rules(changes: dict[str, Any], expected: Engin
         ({"precision": _BFLOAT16}, "it computes in float32, and the model is to compute in bfloat16"),
         ({"model_parallelism": 2}, "it is for a model on one device"),
         ({"config": build_llama_config(post_norms=True)}, "it does not compute models with post_norms=True"),
+        ({"config": build_llama_config(num_experts=7)}, "it does not compute models with num_experts=7"),
         (
             {"config": build_llama_config(attention_cap=50.0, logits_cap=30.0)},
             "it does not compute models with attention_cap=50.0, logits_cap=30.0",

@@ -39,6 +39,12 @@ def _model(kind: str) -> Checkpoint:
     if kind == "llama":
         config = build_llama_config(vocab_size=64, num_decoder_layers=4, max_positions=128, end_ids=(1, 7))
         return checkpoint_of(config, build_llama_arrays(config, 1))
+    if kind == "experts":
+        config = build_llama_config(
+            **{"vocab_size": 64, "num_decoder_layers": 4, "max_positions": 128, "end_ids": (1, 7), "mlp_dim": 56},
+            **{"num_experts": 8, "experts_per_token": 2, "normed_expert_weights": True},
+        )
+        return checkpoint_of(config, build_llama_arrays(config, 1))
     if kind == "another t5":
         return build_checkpoint(build_config(exit_classifier=2, tied_head=True, gated_mlp=False, vocab_size=128))
     return build_checkpoint(build_config(exit_classifier=2))
@@ -105,12 +111,14 @@ def test_rules_that_share_a_sweep_give_the_bits_of_their_own(name: str) -> None:
                         np.testing.assert_array_equal(getattr(of_rule, field), getattr(result, field), err_msg=field)
 
 
-@pytest.mark.parametrize("kind", ["t5", "llama"])
-def test_bfloat16_and_tight_budgets_move_no_bit(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("t5", "bfloat16"), ("llama", "bfloat16"), ("experts", "bfloat16"), ("experts", "float32")]
+)
+def test_precision_experts_and_tight_budgets_move_no_bit(kind: str, dtype: str) -> None:
     """With XLA, sweeps and batches whose prompts wait, are preempted and begin again give the same bits."""
     branches = sweep_branches(ExitRule(), _THRESHOLDS, max_decode_length=STEPS)
     requests = [Request(prompt, branches=[branch]) for prompt in _PROMPTS for branch in branches]
-    options: dict[str, Any] = {"by": "none", "precision": Precision(dtype="bfloat16")}
+    options: dict[str, Any] = {"by": "none", "precision": Precision(dtype=dtype)}
     swept = in_order(_decoder(kind, branches, 9, **options).decode(_PROMPTS), len(_PROMPTS))
     tight = _decoder(kind, branches[:1], 9, max_cache_tokens=128, **options)
     for index, found in enumerate(in_order(tight.decode(requests), len(requests))):

@@ -199,9 +199,10 @@ def test_decoder_only_models_equal_a_loop_over_their_formula(exits: list[int], s
 
 
 def test_sizes_of_models() -> None:
-    """A decoder-only model's key heads differ from its query heads, and it has no encoder."""
+    """A decoder-only model's key heads differ from its query heads, it has no encoder, and all experts count."""
     sizes = DecoderSizes.of(build_llama_config())
     assert (sizes.attention_width, sizes.keys_width, sizes.encoder_width) == (24, 12, 0)
+    assert DecoderSizes.of(build_llama_config(mlp_dim=28, num_experts=4)).mlp_width == 28
     sizes = DecoderSizes.of(build_config())
     assert (sizes.attention_width, sizes.keys_width, sizes.encoder_width) == (16, 16, 16)
 

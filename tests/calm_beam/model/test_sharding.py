@@ -65,6 +65,14 @@ def test_a_vocabulary_that_cannot_be_divided_stays_whole() -> None:
     assert division.whole_in_words() == "the vocabulary"
 
 
+def test_every_device_routes() -> None:
+    """Experts are divided as any feed-forward layer is, and every device has the whole router."""
+    config = build_llama_config(mlp_dim=8, num_experts=2)
+    four = Division.of(config, 4)
+    axes = {name: four.axis(f"decoder/layers_0/mlp/{name}/kernel", 2) for name in ("router", "wi_0", "wi_1", "wo")}
+    assert axes == {"router": None, "wi_0": 1, "wi_1": 1, "wo": 0}
+
+
 def test_heads_that_queries_share() -> None:
     """A Llama's keys and values are divided by their own heads, or kept whole if these are too few."""
     config = build_llama_config(mlp_dim=8, attention_bias=True)

@@ -83,12 +83,13 @@ def test_the_tree_names_each_parameter_once() -> None:
             },
         ),
         ({"exit_classifier": 2}, {"decoder/meta_cls/kernel": (12, 2), "decoder/meta_cls/bias": (2,)}, set()),
+        ({"num_experts": 7, "experts_per_token": 2}, {"decoder/layers_0/mlp/router/kernel": (12, 7)}, set()),
     ],
 )
 def test_what_families_differ_in_adds_arrays(
     changes: dict[str, Any], added: dict[str, tuple[int, ...]], removed: set[str]
 ) -> None:
-    """Biases, query and key norms, the head and the classifier each have arrays of their own."""
+    """Biases, query and key norms, the head, the classifier and the router each have arrays of their own."""
     plain = parameter_shapes(build_llama_config(num_decoder_layers=1))
     changed = parameter_shapes(build_llama_config(num_decoder_layers=1, **changes))
     assert {name: shape for name, shape in changed.items() if name not in plain} == added
@@ -133,6 +134,10 @@ def test_what_families_differ_in_adds_arrays(
         ({"windowed_layers": (0,)}, r"go together, got None and \(0,\)"),
         ({"sliding_window": 8, "windowed_layers": (3,)}, r"windowed_layers must be .*from 0 to 2.*got \(3,\)"),
         ({"sliding_window": 0, "windowed_layers": (0,)}, "sliding_window must be at least 1.*got 0"),
+        ({"num_experts": 0}, "num_experts must be at least 1 .*got 0"),
+        ({"num_experts": 2}, "num_experts must divide mlp_dim, got 2 and 7"),
+        ({"num_experts": 7, "experts_per_token": 8}, "experts_per_token must be at most num_experts, got 8 and 7"),
+        ({"normed_expert_weights": True}, "normed_expert_weights is true, but with a single expert there are no"),
     ],
 )
 def test_configs_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -176,6 +181,7 @@ def test_rope_scalings_out_of_range_are_refused(fields: dict[str, Any], message:
         build_llama_config(rope_scaling=_YARN, end_ids=(2, 5), sliding_window=8, windowed_layers=(1, 2)),
         build_llama_config(post_norms=True, turned_dim=4, query_factor=0.5, rope_scaling=_LONGROPE),
         build_llama_config(sliding_window=8, windowed_layers=(1,), local_rope_theta=5.0, unturned_layers=(0, 2)),
+        build_llama_config(num_experts=7, experts_per_token=2, normed_expert_weights=True),
     ],
 )
 def test_a_config_comes_back_from_json(config: LlamaConfig) -> None:
@@ -199,7 +205,7 @@ def test_what_came_later_is_left_out_where_it_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_experts": 8}, r"unknown keys \['num_experts'\], missing keys \[\]"),
+        ({"num_expert": 8}, r"unknown keys \['num_expert'\], missing keys \[\]"),
         ({"rope_scaling": {"kind": "linear", "betas": 1}}, r"rope_scaling: unknown keys \['betas'\]"),
         ({"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'"),
     ],
@@ -245,8 +251,10 @@ def test_whatever_no_array_shows_is_told_apart(field: str) -> None:
         "local_rope_theta": 100.0,
         "attention_cap": 50.0,
         "logits_cap": 30.0,
+        "mlp_dim": 14,
+        "num_experts": 1,
     }
-    plain = build_llama_config(sliding_window=8, windowed_layers=(0,), query_key_norms=True)
+    plain = build_llama_config(sliding_window=8, windowed_layers=(0,), query_key_norms=True, num_experts=7)
     value = getattr(plain, field)
     if field not in changes:
         changes[field] = not value if isinstance(value, bool) else value + 2

@@ -60,6 +60,9 @@ _KINDS: dict[str, dict[str, Any]] = {
         "post_norms": True,
     },
     "linear": {"rope_scaling": RopeScaling(kind="linear", factor=2.5), "rope_theta": 50.0},
+    "experts": {"num_experts": 4, "experts_per_token": 2, "normed_expert_weights": True, "mlp_dim": 24},
+    "experts whose weights stay": {"num_experts": 5, "experts_per_token": 3, "mlp_dim": 15, "query_key_norms": True},
+    "one expert for a token": {"num_experts": 3, "mlp_dim": 15},
 }
 _each_kind = pytest.mark.parametrize("changes", _KINDS.values(), ids=list(_KINDS))
 
@@ -97,6 +100,29 @@ def test_states_logits_and_scores_are_numpys(changes: dict[str, Any]) -> None:
         _assert_close(states[:, row, : len(tokens)], expected)
         _assert_close(logits[:, row, : len(tokens)], plain.logits_of_layers(expected))
         _assert_close(scores[:, row, : len(tokens)], plain.exit_score(expected))
+
+
+def test_gradients_go_through_the_router() -> None:
+    """The derivative of a weighted sum of all logits along a change of all arrays is numpy's difference quotient."""
+    config = build_llama_config(**_KINDS["experts"])
+    arrays, generator = build_llama_arrays(config, 3), np.random.default_rng(0)
+    (tokens, *_), kernels = _TOKENS, sorted(name for name in arrays if name.endswith("router/kernel"))
+    weights = generator.standard_normal((3, len(tokens), 50)).astype(np.float32)
+    direction = {name: generator.standard_normal(arrays[name].shape) for name in kernels}
+
+    def weighted(parameters: Any) -> jax.Array:
+        return jnp.sum(network_of(config).apply({"params": parameters}, np.array([tokens]))[:, 0] * weights)
+
+    gradients = flax.traverse_util.flatten_dict(jax.grad(weighted)(checkpoint_of(config, arrays).parameters()), sep="/")
+    found = sum(np.sum(np.asarray(gradients[name], np.float64) * direction[name]) for name in kernels)
+    step, sums = 1e-4, []
+    for sign in (1, -1):
+        plain = NumpyLlama(
+            config, {**arrays, **{name: arrays[name] + sign * step * direction[name] for name in kernels}}
+        )
+        sums.append(np.sum(plain.logits_of_layers(plain.states(tokens)) * weights))
+    np.testing.assert_allclose(found, (sums[0] - sums[1]) / (2 * step), rtol=1e-3)
+    assert abs(found) > 1
 
 
 def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import calm_beam.launch.train.run
-from calm_beam.checkpoints import load_checkpoint, write_native
+from calm_beam.checkpoints import GenerationFacts, load_checkpoint, write_hugging_face, write_native
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
@@ -88,6 +88,30 @@ def test_prompts_are_learned_as_decoding_sees_them(
     assert main(["train", *flags, "--overwrite", "--max_input_length=5"]) == 2
     assert "its input has 6 tokens, max_input_length is 5. Raise it: prompts that" in capsys.readouterr().err
     assert main(["train", *flags, "--overwrite", "--max_input_length=60"]) == 0
+
+
+def test_what_transformers_needs_outlives_a_training(tmp_path: pathlib.Path) -> None:
+    """Ids of beginning and padding, and stop strings, are kept by both stages of training and by conversion."""
+    config, _ = _chat_model(tmp_path / "chat")
+    source = tmp_path / "source"
+    facts = GenerationFacts(token_ids={"bos_token_id": 1, "pad_token_id": 4}, stop_strings=("w9 w8",))
+    arrays, tokenizer = build_llama_arrays(config, 0), tmp_path / "chat" / "tokenizer.json"
+    write_hugging_face(source, config, arrays=arrays, vocabulary_path=tokenizer, generation=facts)
+    data = write_rows(tmp_path / "rows.jsonl", [{"input": "w5 w0", "references": ["w0 w6", "w8"]}])
+    flags = [f"--data={data}", "--chat_template=model", "--max_target_length=8", "--max_input_length=8"]
+    assert main(["train", f"--checkpoint={source}", *flags, "--steps=1", f"--output={tmp_path / 'steps'}"]) == 0
+    train_classifier = [
+        "train",
+        "--stage=classifier",
+        f"--checkpoint={tmp_path / 'steps'}",
+        f"--validation_data={data}",
+    ]
+    assert main([*train_classifier, *flags, f"--output={tmp_path / 'classified'}"]) == 0
+    out = ["convert", f"--checkpoint={tmp_path / 'classified'}", f"--output={tmp_path / 'out'}"]
+    assert main([*out, "--layout=hugging_face"]) == 0
+    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (fields["bos_token_id"], fields["pad_token_id"], fields["eos_token_id"]) == (1, 4, [3, 7])
+    assert load_checkpoint(tmp_path / "out").generation == facts
 
 
 def test_more_than_the_positions_of_a_model_is_refused(

@@ -279,12 +279,13 @@ class DecodeJob(SweptJob):
         return self.settings.fingerprint(model=self.model.fingerprint, vocabulary=self.vocabulary_identity())
 
     def vocabulary_identity(self) -> str | None:
-        """Returns a fingerprint of the vocabulary with its extra ids and chat template; None without a vocabulary."""
+        """Returns a fingerprint of the vocabulary with extra ids, chat template and stop strings; None without one."""
         if self.vocabulary is None:
             return None
-        chat = self.vocabulary.chat
-        # Omitted without a chat template, so that older folder names stay valid.
+        chat, stops = self.vocabulary.chat, self.vocabulary.stop_strings
+        # Omitted where there is none, so that older folder names stay valid.
         made = "" if chat is None else f"+{content_digest(chat.to_dict())}"
+        made += "" if stops is None else f"+stops:{content_digest({'stop_strings': list(stops)})}"
         return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}{made}"
 
     def _content(self) -> dict[str, Any]:

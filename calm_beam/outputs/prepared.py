@@ -220,8 +220,16 @@ def prepare_sweep(
             preview, checkpoint, finds_vocabulary=finds_vocabulary, compares_texts=compares_texts
         )
     vocabulary = None
+    stop_strings = checkpoint.generation.stop_strings if request.stop_strings is None else request.stop_strings
     if path is not None:
-        vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path, preview))
+        vocabulary = open_vocabulary(
+            path, extra_ids=request.extra_ids, chat=_chat(request, path, preview), stop_strings=stop_strings
+        )
+    elif stop_strings:
+        raise UsageError(
+            f"stop strings {', '.join(map(repr, stop_strings))} end outputs by their text, and there is no vocabulary: "
+            "pass --vocabulary, or --stop_strings='[]' to go without."
+        )
     _check_model(request, checkpoint.config)
     request = _swept_by_engine(request, checkpoint.config, machine)
     memory = check_fits(

@@ -28,7 +28,7 @@ from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.prompts import Prompt, encode_prompt
-from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, ends_output, open_recorded
 from calm_beam.serving.answer import Answer, AnyPrompt, PromptError, ServedRequest
 from calm_beam.serving.generator import Generator
 from calm_beam.serving.loss_meter import AnsweredRequest, LossMeter, MeasuredLoss
@@ -100,7 +100,11 @@ class LoadedModel:
             )
         vocabulary = _load_vocabulary(first)
         rules = tuple(each.job.settings.rule for each in assignments)
-        decoder = _served(first, checkpoint) if job.decoder == BATCH else _sweep(first, checkpoint, rules)
+        decoder: Decoder | ServedBranches
+        if job.decoder == BATCH:
+            decoder = _served(first, checkpoint, vocabulary=vocabulary)
+        else:
+            decoder = _sweep(first, checkpoint, vocabulary=vocabulary, rules=rules)
         return cls(
             assignment=first,
             rules=len(rules),
@@ -177,7 +181,9 @@ class LoadedModel:
             return failure
 
 
-def _sweep(assignment: SweepAssignment, checkpoint: Checkpoint, rules: Sequence[ExitRule]) -> Decoder:
+def _sweep(
+    assignment: SweepAssignment, checkpoint: Checkpoint, *, vocabulary: Vocabulary | None, rules: Sequence[ExitRule]
+) -> Decoder:
     settings, above = assignment.job.settings, assignment.above
     branches = sweep_branches(
         rules,
@@ -185,23 +191,26 @@ def _sweep(assignment: SweepAssignment, checkpoint: Checkpoint, rules: Sequence[
         max_decode_length=settings.max_decode_length,
         with_full_model=above is None,
     )
-    return _decoder(assignment, checkpoint, branches)
+    return _decoder(assignment, checkpoint, vocabulary=vocabulary, branches=branches)
 
 
-def _served(assignment: SweepAssignment, checkpoint: Checkpoint) -> ServedBranches:
+def _served(assignment: SweepAssignment, checkpoint: Checkpoint, *, vocabulary: Vocabulary | None) -> ServedBranches:
     settings = assignment.job.settings
     settings.rule.check_served()
     branches = sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length)
-    return ServedBranches(_decoder(assignment, checkpoint, branches[:1]), branches)
+    return ServedBranches(_decoder(assignment, checkpoint, vocabulary=vocabulary, branches=branches[:1]), branches)
 
 
-def _decoder(assignment: SweepAssignment, checkpoint: Checkpoint, branches: Sequence[Branch]) -> Decoder:
+def _decoder(
+    assignment: SweepAssignment, checkpoint: Checkpoint, *, vocabulary: Vocabulary | None, branches: Sequence[Branch]
+) -> Decoder:
     settings = assignment.job.settings
     return Decoder(
         checkpoint,
         branches,
         max_input_length=settings.max_input_length,
         precision=settings.precision,
+        ends_output=ends_output(vocabulary),
         **assignment.asked_of_decoder(),
     )
 

@@ -44,7 +44,7 @@ def token_texts(tokens: Sequence[int], vocabulary: Vocabulary | None) -> tuple[s
     end = (END,) if len(body) < len(tokens) else ()
     if vocabulary is None:
         return (*(f"{' ' if index else ''}{token}" for index, token in enumerate(body)), *end)
-    whole = vocabulary.decode(body)
+    whole = output_text(body, vocabulary)
     texts, shown = [], 0
     for index in range(1, len(body) + 1):
         # Beginnings of a letter decode to something that the whole does not begin with.
@@ -59,7 +59,7 @@ class GrowingText:
     """The text of an output whose tokens come one by one: what each of them adds to it.
 
     Text that was returned is never revised. Letters may be made of several tokens, and read as U+FFFD until the last is
-    there: such an end is held back until it is clear what it will be.
+    there: such an end is held back until it is clear what it will be. So is an end that may become a stop string.
     """
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
@@ -71,10 +71,12 @@ class GrowingText:
     def add(self, token: int) -> str:
         """Returns what one more token adds to the text; "" for a part of a letter, and for eos."""
         self._tokens.append(token)
-        return self._grown(output_text(self._tokens, self._vocabulary).rstrip(_NO_LETTER))
+        text = output_text(self._tokens, self._vocabulary).rstrip(_NO_LETTER)
+        stops = None if self._vocabulary is None else self._vocabulary.stops
+        return self._grown(text if stops is None else stops.settled(text))
 
     def end(self) -> str:
-        """Returns what was held back, as no more tokens come: "", or what stands for the beginning of a letter."""
+        """Returns what was held back, as no more tokens come: "", or the beginning of a letter or of a stop string."""
         return self._grown(output_text(self._tokens, self._vocabulary))
 
     def _grown(self, text: str) -> str:
@@ -99,9 +101,9 @@ class Answer:
     """The output of one prompt.
 
     Attributes:
-      text: The output, as the calibration's metrics saw it: without eos; under a manifest without a vocabulary, the
-        generated ids joined by spaces.
-      tokens: Generated ids, with the final eos if it was generated.
+      text: The output, as the calibration's metrics saw it: without eos, and up to a stop string; under a manifest
+        without a vocabulary, the generated ids joined by spaces.
+      tokens: Generated ids, with the final eos if it was generated, or with those of the stop string that ended it.
       exit_layers: Layers used for each token, from 1.
       confidences: Confidence at each token's exit layer.
       num_layers: Decoder depth: layers that the full model uses for each token.

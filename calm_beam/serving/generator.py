@@ -27,7 +27,7 @@ from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.prompts import Prompt, encode_prompt
-from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, ends_output, output_text
 from calm_beam.manifest import (
     ANY_ENTRY,
     Calibration,
@@ -281,6 +281,11 @@ class Generator:
         ends: tuple[int, ...] = self._checkpoint.config.end_ids
         return ends
 
+    def has_ended(self, tokens: Sequence[int]) -> bool:
+        """Returns whether the last token of an answer ended it, and not the most tokens that an answer may have."""
+        stops = ends_output(self.vocabulary)
+        return bool(tokens) and (tokens[-1] in self.end_ids or (stops is not None and stops(tokens)))
+
     @property
     def max_input_length(self) -> int:
         """Most tokens of a prompt, eos included."""
@@ -479,6 +484,7 @@ class Generator:
                     **self.engine.asked,
                     precision=self._settings.precision,
                     model_parallelism=self._model_parallelism,
+                    ends_output=ends_output(self.vocabulary),
                 )
             return self._batch
 
@@ -503,6 +509,7 @@ class Generator:
                     **self.engine.asked,
                     precision=self._settings.precision,
                     model_parallelism=self._model_parallelism,
+                    ends_output=ends_output(self.vocabulary),
                 )
                 self._single = {threshold: full_model.at(branch) for threshold, branch in self._branches.items()}
             return self._single[threshold]

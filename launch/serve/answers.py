@@ -71,14 +71,14 @@ class Head:
       form: Of the answer.
       model: What clients call it.
       manifest: Digest of the manifest.
-      end_ids: Token ids of which each ends an output.
+      has_ended: Returns whether the last token of an answer ended it.
       group: That the client named, if it did: then choices say what is promised.
     """
 
     form: Form
     model: str
     manifest: str
-    end_ids: tuple[int, ...]
+    has_ended: Callable[[Sequence[int]], bool]
     group: str | None
     id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
@@ -125,7 +125,7 @@ class Head:
 
     def _choice(self, place: int, fields: dict[str, object], *, answer: Answer) -> dict[str, object]:
         """Returns the choice that an answer is, or the end of its events."""
-        reason = "stop" if answer.tokens and answer.tokens[-1] in self.end_ids else "length"
+        reason = "stop" if self.has_ended(answer.tokens) else "length"
         about = answer_fields(answer, group=self.group)
         return _choice_fields(place, {**fields, "calm_beam": about}, finish_reason=reason)
 

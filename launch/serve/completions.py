@@ -33,7 +33,6 @@ _ACCEPTED: dict[str, tuple[tuple[object, ...], str]] = {
     "logit_bias": (({},), _GREEDY),
     "n": ((1,), f"{_GREEDY}, so that all outputs would be the same"),
     "best_of": ((1,), f"{_GREEDY}, so that all outputs would be the same"),
-    "stop": (([],), _CHANGED_TEXT),
     "suffix": (("",), _CHANGED_TEXT),
     "echo": ((False,), _NOT_MADE),
     "logprobs": ((), _NOT_MADE),
@@ -120,12 +119,13 @@ def check_model(name: str | None, served: str) -> None:
         )
 
 
-def check_parameters(question: Question, *, most_tokens: int) -> None:
+def check_parameters(question: Question, *, most_tokens: int, stop_strings: Sequence[str] = ()) -> None:
     """Refuses what is not as it was calibrated.
 
     Args:
       question: The body of a request.
       most_tokens: With how many an output was ended, when the threshold was calibrated.
+      stop_strings: Texts that ended an output then.
 
     Raises:
       RefusedError: If anything is other than that.
@@ -147,8 +147,22 @@ def check_parameters(question: Question, *, most_tokens: int) -> None:
                 f"out, or pass {most_tokens}."
             )
             raise RefusedError(400, message, param=name, code="not_calibrated")
+    _check_stop(question.stop, stop_strings)
     if question.stream_options is not None and not question.stream:
         raise RefusedError(400, "stream_options are for streams: pass stream=true", param="stream_options")
+
+
+def _check_stop(stop: Any, calibrated: Sequence[str]) -> None:
+    """Refuses other stop strings than the calibrated ones, in any order; none given, those hold in any case."""
+    given = [stop] if isinstance(stop, str) else stop or []
+    is_texts = isinstance(given, list) and all(isinstance(text, str) for text in given)
+    if given and not (is_texts and set(given) == set(calibrated)):
+        ended = f"with the stop strings {json.dumps(list(calibrated))}" if calibrated else "without stop strings"
+        message = (
+            f"stop {stop!r:.80} is refused: outputs were calibrated {ended}, and {_CHANGED_TEXT}. Leave stop out"
+            f"{', or pass these' if calibrated else ''}."
+        )
+        raise RefusedError(400, message, param="stop", code="not_calibrated")
 
 
 _SHAPE = (
@@ -245,11 +259,20 @@ async def _answer(
       param: What the request calls its prompts.
     """
     served = desk.served
-    check_parameters(question, most_tokens=served.manifest.decode.max_decode_length)
+    vocabulary = served.manifest.vocabulary
+    check_parameters(
+        question,
+        most_tokens=served.manifest.decode.max_decode_length,
+        stop_strings=() if vocabulary is None else vocabulary.stop_strings or (),
+    )
     group = question.calm_beam.group
     pending = handed_in(desk, prompts, group=group, tells_tokens=bool(question.stream), param=param)
     head = Head(
-        form=form, model=served.name, manifest=served.manifest.digest, end_ids=desk.generator.end_ids, group=group
+        form=form,
+        model=served.name,
+        manifest=served.manifest.digest,
+        has_ended=desk.generator.has_ended,
+        group=group,
     )
     if question.stream:
         return EventStream(

@@ -211,6 +211,7 @@ def _asked(request: VerifyRequest, manifest: Manifest, *, settings: DecodeSettin
         "extra_ids": 0 if vocabulary is None else vocabulary.extra_ids,
         "recorded_chat": chat,
         "chat_template": NO_TEMPLATE if chat is None else None,
+        "stop_strings": () if vocabulary is None else vocabulary.stop_strings or (),
         "on_error": on_error_of(manifest),
         # However many fail: the verdicts count them.
         "max_failures": sys.maxsize,

@@ -32,3 +32,24 @@ def test_ids_and_texts_of_5000(family: str) -> None:
         assert ours.encode_prompt(text, room=10_000) == (tuple(ids), len(ids))
         assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("family", ["llama_3", "qwen", "zephyr"])
+def test_stop_strings_end_at_the_same_token(family: str) -> None:
+    """An output ends with the token at which transformers' own criterion stops, whatever a stop string is cut into."""
+    torch = pytest.importorskip("torch")
+    theirs = transformers.AutoTokenizer.from_pretrained(str(FOLDER / family))
+    generator = random.Random(11)
+    ended = 0
+    for texts in (["the"], ["\n\n", "User:"], [". ", "é"], ["ing t"]):
+        stops = open_vocabulary(FOLDER / family / "tokenizer.json", stop_strings=texts).stops
+        assert stops is not None
+        criterion = transformers.StopStringCriteria(theirs, texts)
+        for text in _texts(100, seed=9):
+            cut = generator.randint(0, len(text))
+            ids = theirs(f"{text[:cut]}{generator.choice(texts)}{text[cut:]}", add_special_tokens=False)["input_ids"]
+            counts = range(1, len(ids) + 1)
+            expected = next((n for n in counts if criterion(torch.tensor([ids[:n]]), None)[0]), None)
+            assert next((n for n in counts if stops.ends(ids[:n])), None) == expected, (text, texts)
+            ended += expected is not None
+    assert ended > 200

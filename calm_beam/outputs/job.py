@@ -229,12 +229,13 @@ class SweptJob(Job):
 
     def _identity(self, example: Example) -> list[Any]:
         fields = dict(zip(_EXAMPLE_FIELDS, dataclasses.astuple(example), strict=True))
-        group, repeats_prompt = fields.pop("group"), fields.pop("repeats_prompt")
+        group, repeats_prompt, earlier = (fields.pop(name) for name in ("group", "repeats_prompt", "earlier"))
         # Only values that are set, so that digests of earlier versions stay valid.
         return [
             *fields.values(),
             *([repeats_prompt] if repeats_prompt else []),
             *([{"group": group}] if group is not None else []),
+            *([{"earlier": earlier}] if earlier is not None else []),
         ]
 
 

@@ -16,8 +16,9 @@ from calm_beam.exits.measures import Need
 from calm_beam.inputs import DataFiles, Reading, is_seqio, place_of, read_examples
 from calm_beam.inputs.examples import DataError, no_vocabulary_for
 from calm_beam.inputs.preview import DataPreview, preview_data
+from calm_beam.inputs.prompts import NO_TEMPLATE_FOR_TURNS
 from calm_beam.inputs.set_parts import Split
-from calm_beam.inputs.vocabularies.chat_templates import chosen_chat
+from calm_beam.inputs.vocabularies.chat_templates import check_turns, chosen_chat
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, open_vocabulary
 from calm_beam.manifest import Calibration, ChatRecord, EngineRecord, Manifest, ModelRecord, Variant
 from calm_beam.manifest.versions import decoding_versions
@@ -225,6 +226,10 @@ def prepare_sweep(
         vocabulary = open_vocabulary(
             path, extra_ids=request.extra_ids, chat=_chat(request, path, preview), stop_strings=stop_strings
         )
+        if preview.several_turns is not None:
+            if vocabulary.chat is None:
+                raise UsageError(f"{preview.several_turns}: {NO_TEMPLATE_FOR_TURNS}")
+            check_turns(vocabulary.chat)
     elif stop_strings:
         raise UsageError(
             f"stop strings {', '.join(map(repr, stop_strings))} end outputs by their text, and there is no vocabulary: "

@@ -29,7 +29,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.prompts import Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, ends_output, open_recorded
-from calm_beam.serving.answer import Answer, AnyPrompt, PromptError, ServedRequest
+from calm_beam.serving.answer import Answer, PromptError, ServedRequest
 from calm_beam.serving.generator import Generator
 from calm_beam.serving.loss_meter import AnsweredRequest, LossMeter, MeasuredLoss
 from calm_beam.storage import size
@@ -290,7 +290,7 @@ class LoadedGenerator:
         for example in examples:
             try:
                 requests.append(
-                    generator.request(prompt_of(example), name=assignment.place_of(example), group=example.group)
+                    generator.request(example.prompt, name=assignment.place_of(example), group=example.group)
                 )
             except PromptError as error:
                 if assignment.on_error == "fail":
@@ -339,11 +339,9 @@ class LoadedGenerator:
         if meter.needs_references:
             for example, answer in answered:
                 references = example.references or example.reference_ids or ()
-                measured[example.id] = meter.measure(
-                    example.id, prompt_of(example), answer=answer, references=references
-                )
+                measured[example.id] = meter.measure(example.id, example.prompt, answer=answer, references=references)
         else:
-            sampled = [AnsweredRequest(id=each.id, prompt=prompt_of(each), answer=answer) for each, answer in answered]
+            sampled = [AnsweredRequest(id=each.id, prompt=each.prompt, answer=answer) for each, answer in answered]
             measured |= {sampled[index].id: loss for index, loss in meter.measure_each(sampled)}
         return [
             ProbedLoss(id=name, loss=measured[name].value, failure=measured[name].failure, calibration=place)
@@ -371,11 +369,6 @@ class LoadedGenerator:
 
 Loaded = LoadedModel | LoadedGenerator
 """What `load_model` returns: a thread's decoder, for either kind of outputs."""
-
-
-def prompt_of(example: Example) -> AnyPrompt:
-    """Returns an example's prompt in the form that a generator takes."""
-    return example.input if example.input is not None else example.input_ids or ()
 
 
 # Fewest steps of a lap: the time of a single step would depend on the outputs that happen to end in it.

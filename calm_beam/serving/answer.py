@@ -13,7 +13,7 @@ from calm_beam.decoding.settings import recorded_rule
 from calm_beam.errors import CalmBeamError
 from calm_beam.exits.measures import Need
 from calm_beam.exits.token_cost import tests_at
-from calm_beam.inputs.examples import NO_UTF_8, NUL_CHARACTER, Example
+from calm_beam.inputs.examples import NO_UTF_8, NUL_CHARACTER, AnyPrompt, Example, Turns
 from calm_beam.inputs.prompts import Prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, PAD_ID, Vocabulary, output_text
 from calm_beam.manifest import Calibration, Manifest
@@ -176,10 +176,6 @@ class Unanswered:
     loss: SampledLoss | None = None
 
 
-AnyPrompt = str | Sequence[int]
-"""A prompt: text, or token ids where that is what was calibrated."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedRequest:
     """A prompt that a generator has found fit to be decoded.
@@ -210,22 +206,43 @@ class ServedRequest:
 
 def example_of(prompt: AnyPrompt, name: str, *, vocab_size: int) -> Example:
     """Returns a prompt as an example; what no calibration set could hold is refused."""
-    text = ids = None
+    text = ids = earlier = None
+    if _are_messages(prompt):
+        try:
+            turns = Turns.of(prompt)
+        except ValueError as error:
+            raise PromptError(f"{name}: {error}.") from error
+        if turns.answer is not None:
+            raise PromptError(f"{name}: ends with an assistant's message, and there is nothing to answer.")
+        prompt, earlier = turns.text, turns.earlier or None
     if isinstance(prompt, str):
         text = prompt
         if not text.strip():
             raise PromptError(f"{name} is empty. Give a text that is more than blanks.")
-        if "\0" in text:
+        whole = "".join((*(earlier or ()), text))
+        if "\0" in whole:
             raise PromptError(f"{name}: holds {NUL_CHARACTER}")
         try:
-            text.encode()
+            whole.encode()
         except UnicodeEncodeError as error:
             raise PromptError(f"{name}: is not Unicode text: {NO_UTF_8}") from error
     else:
         ids = _checked_ids(prompt, name, vocab_size=vocab_size)
     return Example(
-        id=name, has_own_id=True, input=text, input_ids=ids, references=(), cluster=None, file_index=0, line=1
+        id=name,
+        has_own_id=True,
+        input=text,
+        input_ids=ids,
+        references=(),
+        cluster=None,
+        file_index=0,
+        line=1,
+        earlier=earlier,
     )
+
+
+def _are_messages(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(each, Mapping) for each in prompt)
 
 
 def _checked_ids(prompt: Any, name: str, *, vocab_size: int) -> tuple[int, ...]:

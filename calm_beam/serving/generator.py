@@ -26,6 +26,7 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.inputs.examples import AnyPrompt
 from calm_beam.inputs.prompts import Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, ends_output, output_text
 from calm_beam.manifest import (
@@ -49,7 +50,7 @@ from .agreement import (
     recorded_vocabulary,
     served_engine,
 )
-from .answer import Answer, AnyPrompt, OutputError, PromptError, ServedRequest, example_of
+from .answer import Answer, OutputError, PromptError, ServedRequest, example_of
 
 _PATIENCE_SECONDS = 2.0
 
@@ -71,6 +72,11 @@ def named_while_waiting(phase: str) -> Iterator[None]:
 
 _LOGGER = logging.getLogger(__name__)
 _NOTHING = Declared()
+ONE_TURN = (
+    "has earlier turns, and the calibrated chats had one turn each: nothing is promised about answers to later ones. "
+    "Calibrate on chats of several turns"
+)
+"""End of messages about a chat of several turns under a promise about chats of one."""
 _COMPILING = (
     "calm-beam: compiling for prompts of this length, once; the next ones do not wait (generator.warm_up() does it for "
     "all lengths)"
@@ -523,6 +529,8 @@ class Generator:
         example = example_of(prompt, name, vocab_size=vocab_size)
         if example.input is not None and self.vocabulary is None:
             raise PromptError(f"{name}: is text, but the manifest is about prompts of token ids.")
+        if example.earlier is not None and not self.manifest.takes_several_turns:
+            raise PromptError(f"{name}: {ONE_TURN}")
         encoded = encode_prompt(
             example, self.vocabulary, settings=self._settings, vocab_size=vocab_size, on_long="truncate"
         )

@@ -19,8 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.inputs.examples import AnyPrompt, prompt_size
 from calm_beam.serving import Answer, OutputError, PromptError
-from calm_beam.serving.answer import AnyPrompt
 
 from .desk import Desk, Ended, FullError, GoneError, NotReadyError, Pending, Token
 
@@ -335,7 +335,7 @@ def handed_in(
       RefusedError: If they are not taken.
     """
     characters = desk.served.limits.prompt_characters
-    if sum(map(len, prompts)) > characters:
+    if sum(map(prompt_size, prompts)) > characters:
         what = "the prompt is" if len(prompts) == 1 else "the prompts are"
         raise RefusedError(413, f"{what} longer than {characters} characters", param=param)
     try:

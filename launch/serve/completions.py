@@ -2,7 +2,7 @@
 
 Parameters that would change what was calibrated are refused, and the error says why: a promise that does not hold
 is worth less than none. The messages of a chat must be what was calibrated: a system prompt, and one text of a
-user.
+user, or several turns where chats of several were calibrated.
 """
 
 import json
@@ -13,9 +13,8 @@ from typing import Any
 import fastapi
 import pydantic
 
-from calm_beam.inputs.examples import role_and_text
+from calm_beam.inputs.examples import AnyPrompt, Turns, messages_of, role_and_text
 from calm_beam.manifest import Manifest
-from calm_beam.serving.answer import AnyPrompt
 
 from .answers import CHAT, COMPLETION, EventStream, Form, Head, RefusedError, answered, error_fields, event, handed_in
 from .desk import Desk
@@ -169,10 +168,14 @@ _SHAPE = (
     'messages must be [{"role": "user", "content": "..."}], after the calibrated system message or without one: what '
     "was calibrated are answers to one text of a user"
 )
+_SHAPE_OF_TURNS = (
+    "messages must be of user and assistant in turn, the first and the last of the user, after the calibrated system "
+    "message or without one"
+)
 
 
-def user_text(messages: Sequence[Any], manifest: Manifest) -> str:
-    """Returns the text of the user, which the calibrated chat template makes a prompt of.
+def chat_prompt(messages: Sequence[Any], manifest: Manifest) -> AnyPrompt:
+    """Returns the text of the user, or all turns if there are several, which the calibrated template makes a prompt of.
 
     Args:
       messages: Of the request.
@@ -191,23 +194,31 @@ def user_text(messages: Sequence[Any], manifest: Manifest) -> str:
             code="not_calibrated",
         )
     try:
-        texts = [role_and_text(message) for message in messages]
+        said = [role_and_text(message) for message in messages]
     except ValueError as error:
         raise RefusedError(400, str(error), param="messages") from error
-    *before, (role, text) = texts or [("", "")]
-    if role != "user" or len(before) > 1 or any(each not in ("system", "developer") for each, _ in before):
-        raise RefusedError(400, _SHAPE, param="messages", code="not_calibrated")
-    for _, system in before:
-        if system != (chat.system or ""):
-            calibrated = "without one" if chat.system is None else f"with {chat.system!r:.200}"
-            raise RefusedError(
-                400,
-                f"the system message is not the one that was calibrated: chats were calibrated {calibrated}. Leave it "
-                "out: the calibrated one stands before the text in any case",
-                param="messages",
-                code="not_calibrated",
-            )
-    return text
+    system, turns = None, list(messages)
+    if said and said[0][0] in ("system", "developer"):
+        (_, system), turns = said[0], turns[1:]
+    takes_several = manifest.takes_several_turns
+    try:
+        found = Turns.of(turns)
+        is_fit = found.answer is None and (takes_several or not found.earlier)
+    except ValueError:
+        is_fit = False
+    if not is_fit:
+        shape = _SHAPE_OF_TURNS if takes_several else _SHAPE
+        raise RefusedError(400, shape, param="messages", code="not_calibrated")
+    if system is not None and system != (chat.system or ""):
+        calibrated = "without one" if chat.system is None else f"with {chat.system!r:.200}"
+        raise RefusedError(
+            400,
+            f"the system message is not the one that was calibrated: chats were calibrated {calibrated}. Leave it out: "
+            "the calibrated one stands before the text in any case",
+            param="messages",
+            code="not_calibrated",
+        )
+    return messages_of(found.text, found.earlier) if found.earlier else found.text
 
 
 _PREFIX = "/v1/"
@@ -241,7 +252,7 @@ def add_completions(app: fastapi.FastAPI, desk: Desk) -> None:
     @app.post(f"{_PREFIX}chat/completions", response_model=None)
     async def chat(question: ChatQuestion, request: fastapi.Request) -> dict[str, Any] | fastapi.Response:
         check_model(question.model, served.name)
-        prompts = [user_text(question.messages, served.manifest)]
+        prompts = [chat_prompt(question.messages, served.manifest)]
         return await _answer(desk, question, request, prompts=prompts, form=CHAT, param="messages")
 
 

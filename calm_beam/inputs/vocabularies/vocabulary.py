@@ -88,7 +88,7 @@ class Vocabulary:
         """Returns the ids of a text, without eos or other ids before or after a prompt."""
         return self._model.encode(text)
 
-    def encode_prompt(self, text: str, *, room: int) -> tuple[tuple[int, ...], int]:
+    def encode_prompt(self, text: str, *, room: int, earlier: Sequence[str] = ()) -> tuple[tuple[int, ...], int]:
         """Returns the ids of a prompt, cut to `room`, and their number before the cut.
 
         A text that is not a chat gets the vocabulary's ids before and after it, and loses its last ids if there is no
@@ -97,13 +97,15 @@ class Vocabulary:
         Args:
           text: The prompt, with its task prefix.
           room: Most ids.
+          earlier: Texts of a chat's turns before it, by user and assistant in turn.
 
         Raises:
           VocabularyError: If the chat template cannot be rendered.
         """
         if self.chat is not None:
-            ids = tuple(self._model.encode(rendered(self.chat, text)))
+            ids = tuple(self._model.encode(rendered(self.chat, text, earlier=earlier)))
             return ids, len(ids)
+        assert not earlier, "turns need a chat template"
         begins, ends = self._model.begins, self._model.ends
         ids = tuple(self._model.encode(text))
         whole = len(begins) + len(ids) + len(ends)

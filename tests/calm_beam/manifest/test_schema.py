@@ -92,7 +92,7 @@ def test_schema_is_strict_and_described() -> None:
         "chat": ["system"],
         "decode": ["confidence_source", "engine", "matmul_precision", "patience"],
         "engine": ["instructions"],
-        "data": ["choosing", "clusters", "failed_ids", "groups", "unseen"],
+        "data": ["choosing", "clusters", "failed_ids", "groups", "several_turns", "unseen"],
         "plan": [
             *("confirm_path", "confirm_share", "group_key", "joint_procedure", "near_ties", "pareto", "sequential"),
             "serve",

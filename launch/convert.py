@@ -22,10 +22,11 @@ The same as a folder that Hugging Face's transformers loads:
 """
 
 import dataclasses
-import functools
+import json
 import os
 import pathlib
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 
@@ -33,7 +34,6 @@ from calm_beam.checkpoints import (
     Checkpoint,
     CheckpointError,
     find_model,
-    kept_token_ids,
     load_checkpoint,
     store_model,
     write_gguf_tokenizer,
@@ -157,12 +157,16 @@ def _write(
     if step is not None:
         write_t5x(output, config, arrays=arrays, step=step, vocabulary_path=vocabulary_path, extra_ids=extra_ids)
         return
-    write: Callable[..., None] = write_native
-    if request.layout == "hugging_face":
-        token_ids = kept_token_ids(checkpoint.directory) if checkpoint.layout == "hugging_face" else None
-        write = functools.partial(write_hugging_face, token_ids=token_ids)
-    dtype = request.dtype or "float32"
-    write(output, config, arrays=arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids, dtype=dtype)
+    write: Callable[..., None] = write_hugging_face if request.layout == "hugging_face" else write_native
+    write(
+        output,
+        config,
+        arrays=arrays,
+        vocabulary_path=vocabulary_path,
+        extra_ids=extra_ids,
+        dtype=request.dtype or "float32",
+        generation=checkpoint.generation,
+    )
 
 
 def _check_cloud_output(output: str) -> None:
@@ -203,6 +207,9 @@ def _report(checkpoint: Checkpoint, written: Checkpoint) -> None:
     tell(f"Wrote {written.uri} ({written.layout}).")
     if checkpoint.vocabulary_path is None:
         tell("There is no vocabulary in or beside the model, so none was copied.")
+    if stops := set(checkpoint.generation.stop_strings) - set(written.generation.stop_strings):
+        asked = shlex.quote(json.dumps(sorted(stops)))
+        tell(f"This layout holds no stop strings: calibrate with --stop_strings={asked}.")
     tell(f"Fingerprint: {after}")
     if before != after:
         tell(f"Weights were rounded. Manifests of the model as it was ({before}) do not belong to this one.")

@@ -185,7 +185,10 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     )
     if manifest.vocabulary is not None and (chat := manifest.vocabulary.chat) is not None:
         system = "no system message" if chat.system is None else f"the system message {chat.system!r}"
-        console.print(printable_line(f"Prompts are chats, by a template, with {system}."), soft_wrap=True)
+        turns = "all of one turn" if data.several_turns is None else f"{data.several_turns:,} of several turns"
+        console.print(printable_line(f"Prompts are chats, by a template, with {system}; {turns}."), soft_wrap=True)
+    if manifest.vocabulary is not None and (stops := manifest.vocabulary.stop_strings) is not None:
+        console.print(printable_line(f"Outputs end before {' or '.join(map(repr, stops))}."), soft_wrap=True)
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     console.print(
         f"Calibration set: {counted(data.examples, 'example')}{clusters} of "
@@ -289,6 +292,8 @@ def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
             "assumed": checkpoint.assumed,
         }
     )
+    if stops := checkpoint.generation.stop_strings:
+        console.print(printable_line(f"Outputs end before {' or '.join(map(repr, stops))}."), soft_wrap=True)
     if checkpoint.vocabulary_path is None:
         console.print("Vocabulary: none in or beside it.")
     else:

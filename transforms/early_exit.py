@@ -25,6 +25,7 @@ from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 from apache_beam.utils.multi_process_shared import MultiProcessShared
 
+from calm_beam.inputs.examples import prompt_size
 from calm_beam.manifest import EntryChoice, EntryWords, Manifest, SettingManifest, read_manifest
 from calm_beam.options.option import naming_arguments
 from calm_beam.serving.questions import AnyElement, HostedModel, NamedPrompt, Question, Reply, Sampling
@@ -417,7 +418,9 @@ class PromptUnits:
         if isinstance(element, tuple) and len(element) == 2 and not isinstance(element[1], int):
             element = element[1]
         prompt = named(element).prompt
-        tokens = len(prompt.encode(errors="replace")) // _BYTES_A_TOKEN if isinstance(prompt, str) else _length(prompt)
+        tokens = (
+            len(prompt.encode(errors="replace")) // _BYTES_A_TOKEN if isinstance(prompt, str) else prompt_size(prompt)
+        )
         return max(1, -(-min(tokens, self._max_input_length) // _UNIT))
 
 
@@ -426,10 +429,6 @@ def named(element: AnyElement) -> NamedPrompt:
     return element if isinstance(element, NamedPrompt) else NamedPrompt(prompt=element)
 
 
-def _length(prompt: Any) -> int:
-    # Invalid prompts are refused when they are answered, with a message.
-    return len(prompt) if isinstance(prompt, Sequence) else 1
-
-
 def _bytes_of(prompt: Any) -> int:
-    return len(prompt.encode(errors="replace")) if isinstance(prompt, str) else 4 * _length(prompt)
+    # Invalid prompts are refused when they are answered, with a message.
+    return len(prompt.encode(errors="replace")) if isinstance(prompt, str) else 4 * prompt_size(prompt)

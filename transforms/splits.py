@@ -13,7 +13,7 @@ from calm_beam.evaluation.outcomes import GridRow, TrialOutcome, grid_rows, tria
 from calm_beam.evaluation.splits import OutputCounter, Splits, SplitTotals
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.prompts import encode_prompt
-from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, open_recorded
 from calm_beam.manifest import Plan
 from calm_beam.outputs import FinishedSweep, StoredGenerations, StoredShard
 from calm_beam.outputs.scoring import USUAL_SCORING, Scoring
@@ -48,12 +48,6 @@ class SplitSource:
     def num_layers(self) -> int:
         """Decoder depth."""
         return self.stored.job.model.layers
-
-    @property
-    def extra_ids(self) -> int:
-        """Sentinels added to the vocabulary."""
-        recorded = self.stored.job.vocabulary
-        return recorded.extra_ids if recorded else 0
 
 
 @dataclasses.dataclass
@@ -148,8 +142,10 @@ class _ScoreShard(beam.DoFn):
     def setup(self) -> None:
         for scorer in self._scorers:
             scorer.setup()
-        self._vocabularies = {
-            (source.vocabulary, source.extra_ids): Vocabulary(source.vocabulary, extra_ids=source.extra_ids)
+        self._vocabularies: dict[tuple[str | None, str | None], Vocabulary] = {
+            (source.vocabulary, source.stored.job.vocabulary_identity()): open_recorded(
+                source.vocabulary, source.stored.job.vocabulary
+            )
             for source in self._sources
             if source.vocabulary
         }
@@ -188,7 +184,7 @@ class _ScoreShard(beam.DoFn):
 
     def _source_length(self, source: SplitSource, example: Example) -> int:
         """Returns how many tokens of the prompt the encoder saw."""
-        vocabulary = self._vocabularies.get((source.vocabulary, source.extra_ids)) if source.vocabulary else None
+        vocabulary = self._vocabularies.get((source.vocabulary, source.stored.job.vocabulary_identity()))
         assert source.counter.sizes is not None
         prompt = encode_prompt(
             example,

@@ -190,6 +190,7 @@ def data_record(totals: CalibrationTotals, plan: Plan, *, patterns: tuple[str, .
         failed=totals.failed,
         failed_ids=tuple(name for name, _ in totals.failures[:MOST_FAILED_IDS]) or None,
         truncated=totals.truncated,
+        several_turns=totals.several_turns or None,
         unseen=tuple(found.record() for found in totals.contrast.unseen) or None,
         fingerprint=totals.data_fingerprint(),
     )

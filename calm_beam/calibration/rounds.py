@@ -232,6 +232,7 @@ def _totals_to_json(totals: CalibrationTotals) -> dict[str, Any]:
         "failures": [list(pair) for pair in totals.failures],
         "truncated": totals.truncated,
         "duplicates": totals.duplicates,
+        **({"several_turns": totals.several_turns} if totals.several_turns else {}),
         # JSON readers do not keep numbers that large.
         "content_sum": f"{totals.content_sum:064x}",
         "contrast": _contrast_to_json(totals.contrast),
@@ -274,6 +275,7 @@ def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> Calibration
         failures=tuple((name, reason) for name, reason in content["failures"]),
         truncated=content["truncated"],
         duplicates=content["duplicates"],
+        several_turns=content.get("several_turns", 0),
         content_sum=int(content["content_sum"], 16),
         contrast=_contrast_from_json(content["contrast"]),
     )

@@ -31,7 +31,7 @@ from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, Split
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import AskedTest, Calibration, Manifest, Objective
 from calm_beam.metrics.registry import Metric
-from calm_beam.outputs import Generation, stored_prompts
+from calm_beam.outputs import Generation, StoredPrompt, stored_prompts
 from calm_beam.outputs.metric_checks import Contrast, Unseen
 from calm_beam.outputs.scoring import score_by_policy
 from calm_beam.outputs.totals import content_sum_of, fingerprint_text
@@ -306,7 +306,7 @@ def count_known_prompts(
         _whole_prompt(prompt, vocabulary, task_prefix=task_prefix) for path in shards for prompt in stored_prompts(path)
     }
     return sum(
-        _whole_prompt((example.input, example.input_ids), vocabulary, task_prefix=task_prefix) in known
+        _whole_prompt((example.input, example.input_ids, example.earlier), vocabulary, task_prefix=task_prefix) in known
         for example in examples
     )
 
@@ -327,11 +327,11 @@ def _used_fingerprints(manifest: Manifest) -> set[str]:
 
 
 def _whole_prompt(
-    prompt: tuple[str | None, tuple[int, ...] | None], vocabulary: Vocabulary | None, *, task_prefix: str
+    prompt: StoredPrompt, vocabulary: Vocabulary | None, *, task_prefix: str
 ) -> str | tuple[int, ...] | None:
     """Returns a prompt as token ids where possible: a prompt given as text may be stored as ids."""
-    text, ids = prompt
+    text, ids, earlier = prompt
     if text is None or vocabulary is None:
         return text if ids is None else ids
-    ids, _ = vocabulary.encode_prompt(task_prefix + text, room=sys.maxsize)
+    ids, _ = vocabulary.encode_prompt(task_prefix + text, room=sys.maxsize, earlier=earlier or ())
     return ids

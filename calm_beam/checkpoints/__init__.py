@@ -11,6 +11,7 @@ from .checkpoint import Arrays as Arrays
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import Declared as Declared
 from .checkpoint import FloatArrays as FloatArrays
+from .checkpoint import GenerationFacts as GenerationFacts
 from .checkpoint import fingerprint as fingerprint
 from .checkpoint import held as held
 from .checkpoint import stored_architecture as stored_architecture
@@ -22,7 +23,6 @@ from .stored_array import pieces as pieces
 
 if TYPE_CHECKING:
     from .gguf_tokenizer import write_gguf_tokenizer as write_gguf_tokenizer
-    from .hugging_face import kept_token_ids as kept_token_ids
     from .hugging_face import write_hugging_face as write_hugging_face
     from .load import find_model as find_model
     from .load import load_checkpoint as load_checkpoint
@@ -35,7 +35,7 @@ __getattr__ = on_first_use(
     __name__,
     {
         "gguf_tokenizer": ("write_gguf_tokenizer",),
-        "hugging_face": ("kept_token_ids", "write_hugging_face"),
+        "hugging_face": ("write_hugging_face",),
         "load": ("find_model", "load_checkpoint", "missing_folder", "store_model"),
         "model_folder": ("write_native",),
         "t5x": ("write_t5x",),

@@ -217,6 +217,27 @@ def stored_architecture(config: Config) -> StoredArchitecture:
     return _BY_CONFIG[type(config)]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationFacts:
+    """The settings of a model's `generation_config.json` that are kept whatever layout the model is written in.
+
+    Attributes:
+      token_ids: Ids of the beginning and of padding, by transformers' keys. Nothing here uses them, but transformers
+        does when it generates.
+      stop_strings: Texts that end an output, which then stops before them.
+    """
+
+    token_ids: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
+    stop_strings: tuple[str, ...] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """Returns them as content of `generation_config.json`."""
+        return {**self.token_ids, **({"stop_strings": list(self.stop_strings)} if self.stop_strings else {})}
+
+
+NO_FACTS = GenerationFacts()
+"""Nothing is known of how a model's outputs are generated, besides their start and end."""
+
 FloatArrays = Mapping[str, np.ndarray]
 Arrays = Mapping[str, Array]
 Watch = Callable[[str, np.ndarray], None]
@@ -240,6 +261,7 @@ class Checkpoint:
       assumed: Sentences on what neither the arrays nor any file shows, with the reason for each assumption.
       dropped: Names of stored arrays that were left out on request.
       rounded: The precision for which the arrays were rounded, and the fingerprint before; None if they were not.
+      generation: What is kept of its `generation_config.json`.
     """
 
     config: Config
@@ -254,6 +276,7 @@ class Checkpoint:
     assumed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     rounded: tuple[Precision, str] | None = None
+    generation: GenerationFacts = NO_FACTS
 
     @property
     def uri(self) -> str:
@@ -353,9 +376,11 @@ class StoredModel:
       arrays: Arrays by name, to be read as float32 (names as in the architecture's `parameter_shapes`).
       stated: Sentences on what the arrays do not show, with the source of each.
       assumed: Sentences on what neither the arrays nor any file shows, with the reason for each assumption.
+      generation: What is kept of its `generation_config.json`.
     """
 
     config: Config
     arrays: StoredArrays
     stated: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    generation: GenerationFacts = NO_FACTS

@@ -18,7 +18,7 @@ import numpy as np
 from calm_beam.extras import imported
 from calm_beam.model.llama import LlamaConfig, RopeScaling, parameter_shapes
 
-from .checkpoint import StoredModel
+from .checkpoint import GenerationFacts, StoredModel
 from .metadata import CheckpointError, check_is_file, check_memory, shortened
 from .rearranged import changed, turned
 from .stored_array import Array, FileStamp, Slices, StoredArray, StoredArrays
@@ -254,6 +254,7 @@ def read_gguf(path: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredMode
             f"Weights are dequantised to float32 ({', '.join(kinds)}): {path} holds what it was rounded to.",
             f"Outputs end with token {' or '.join(map(str, end_ids))}: {path} says so.",
         ),
+        generation=GenerationFacts(token_ids=_kept_ids(file)),
     )
 
 
@@ -409,6 +410,13 @@ def _end_ids(file: GGUFFile) -> tuple[int, ...]:
     if not ids:
         raise CheckpointError(f"{file.path}: no tokenizer.ggml.eos_token_id, the token that ends an output.")
     return ids
+
+
+def _kept_ids(file: GGUFFile) -> dict[str, int]:
+    """Returns the ids of the beginning and of padding, by transformers' keys, of those that the file has."""
+    named = {"bos_token_id": "bos", "pad_token_id": "padding"}
+    found = {ours: file.value(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in named.items()}
+    return {key: index for key, index in found.items() if type(index) is int}
 
 
 def _ours(name: str, tensor: Array, *, config: LlamaConfig, family: Family) -> Array:

@@ -33,6 +33,7 @@ from calm_beam.storage import (
 from .checkpoint import Checkpoint, Declared, StoredModel, stored_architecture
 from .gguf_file import SUFFIX, read_gguf
 from .hugging_face import is_hugging_face, read_hugging_face
+from .hugging_face.files import read_generation
 from .maxtext import CONFIG, GENERATION, is_maxtext, read_maxtext
 from .metadata import CheckpointError
 from .model_folder import read_native
@@ -322,11 +323,14 @@ def _read(found: FoundModel, declared: Declared, *, keeps: Callable[[str], bool]
         step=found.step,
         stated=stored.stated,
         assumed=stored.assumed,
+        generation=stored.generation,
     )
 
 
 def _read_native(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
-    return _agreed(found, declared, read_native(found.directory, keeps=keeps))
+    stored = read_native(found.directory, keeps=keeps)
+    kept = read_generation(found.directory, {}).facts()
+    return _agreed(found, declared, dataclasses.replace(stored, generation=kept))
 
 
 def _read_hugging_face(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:

@@ -16,6 +16,7 @@ import numpy as np
 from calm_beam.model.llama import LlamaConfig, RopeScaling
 
 from .checkpoint import StoredModel
+from .hugging_face.files import read_generation
 from .metadata import CheckpointError, read_json, read_text, shortened
 from .rearranged import changed, turned, unstack_layers
 from .stored_array import Array, StoredArray, StoredArrays
@@ -112,6 +113,7 @@ def read_maxtext(arrays: StoredArrays, folders: tuple[pathlib.Path, ...]) -> Sto
             f"Decoder {fields['decoder_block']} with rotary positions {fields['rope_type']}: {path} says so.",
             f"Outputs end with token {' or '.join(map(str, end_ids))}: {source} says so.",
         ),
+        generation=read_generation(source.parent, {}).facts(),
     )
 
 

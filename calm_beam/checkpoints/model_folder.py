@@ -1,9 +1,9 @@
 """Folders with one model: `config.json`, weights in safetensors, and the files of a vocabulary.
 
 Without `config.json` there is no model. A safetensors header is checked against the size of the file and of the memory.
-In the native layout, the three are `config.json`, `model.safetensors` and a vocabulary. Its tensor names are those of
-the T5X tree, with slashes. Weights are float32 or float16. Writing bfloat16 is refused: its rounding changes far more
-outputs than that of float16.
+In the native layout, the three are `config.json`, `model.safetensors` and a vocabulary; next to them is what is kept of
+the `generation_config.json` that a model came with. Its tensor names are those of the T5X tree, with slashes. Weights
+are float32 or float16. Writing bfloat16 is refused: its rounding changes far more outputs than that of float16.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from calm_beam.inputs.vocabularies.sentence_piece import (
 from calm_beam.inputs.vocabularies.tokenizer_json import TOKENIZER, TOKENIZER_FILES
 from calm_beam.storage import replacing
 
-from .checkpoint import BY_NAME, Arrays, Config, StoredModel, stored_architecture
+from .checkpoint import BY_NAME, NO_FACTS, Arrays, Config, GenerationFacts, StoredModel, stored_architecture
 from .metadata import CheckpointError, check_is_file, check_memory, read_json, shortened
 from .stored_array import FileStamp, Slices, StoredArray, StoredArrays, pieces
 
@@ -105,6 +105,7 @@ def _unreadable(path: pathlib.Path, error: Exception) -> CheckpointError:
 
 
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 WEIGHTS = "model.safetensors"
 _WRITABLE = ("float32", "float16")
 
@@ -248,6 +249,7 @@ def write_native(
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
     dtype: str = "float32",
+    generation: GenerationFacts = NO_FACTS,
 ) -> None:
     """Writes a native model folder; each file is written atomically, `config.json` last.
 
@@ -259,6 +261,7 @@ def write_native(
         left there.
       extra_ids: Number of its sentinels, which a file next to it records.
       dtype: `float32` or `float16`. float16 halves the file and rounds the weights.
+      generation: What is kept of the settings that the model came with; without any, none are left there.
 
     Raises:
       ValueError: If `dtype` is another one, or a weight is not finite in it.
@@ -269,3 +272,7 @@ def write_native(
     with replacing_model(directory, {**head, **stored_architecture(config).fields(config)}):
         write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids)
         write_weights(directory / WEIGHTS, arrays, source=arrays, dtype=dtype)
+        if kept := generation.fields():
+            write_json(directory / GENERATION, kept)
+        else:
+            (directory / GENERATION).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import numpy as np
 from calm_beam.model import architecture_of
 from calm_beam.model.interface import EarlyExitModel
 
-from .branches import Branches, PromptResult, Request, is_end
+from .branches import Branches, EndsOutput, PromptResult, Request, is_end
 from .compilation import (
     admitted_together,
     buffer_bucket,
@@ -165,6 +165,7 @@ class Batch:
         counts: Mapping[int, int],
         prefixes: Mapping[int, Sequence[int]] | None = None,
         admits_few: bool = False,
+        ends_output: EndsOutput | None = None,
     ) -> None:
         """Prepares free slots.
 
@@ -178,8 +179,9 @@ class Batch:
           counts: Expected number of prompts of each width at a time.
           prefixes: By width, the tokens that all its prompts begin with, if they are to be prefilled only once.
           admits_few: See `Admission`.
+          ends_output: What ends an output besides end tokens; None for nothing.
         """
-        self._model, self._weights = model, weights
+        self._model, self._weights, self._ends_output = model, weights, ends_output
         config = model.config
         self._architecture = architecture_of(config)
         steps, num_branches = self._steps, _ = thresholds.shape
@@ -326,12 +328,20 @@ class Batch:
         goes_on: np.ndarray = (
             live & ~is_end(new.tokens, self._model.config.end_ids) & (self._tree.step < self._steps - 1)[:, None]
         )
-        self._step.propagate(new.exit_layers, goes_on)
         self._outputs.append(new, self._tree.step, live=live)
+        if self._ends_output is not None:
+            self._stop(goes_on, self._ends_output)
+        self._step.propagate(new.exit_layers, goes_on)
         self._is_finite &= (new.is_finite | ~live).all(axis=1)
         self._tree.advance(new.tokens, new.exit_layers, alive=live)
         self._previous, self._live = new.tokens, goes_on
         return goes_on
+
+    def _stop(self, goes_on: np.ndarray, ends_output: EndsOutput) -> None:
+        """Takes branches that their newest token has ended out of those that go on, bool of shape (slots, branches)."""
+        for slot, branch in np.argwhere(goes_on).tolist():
+            if ends_output(self._outputs.tokens[slot, branch, : self._tree.step[slot] + 1].tolist()):
+                goes_on[slot, branch] = False
 
     def _share(self, slot: int) -> None:
         """Copies to a slot's branches the steps that they share with a known output, which may be all of it."""

@@ -232,6 +232,10 @@ NearTies = tuple[bool | None, ...]
 """For each branch of a prompt, whether its output depended on a near tie (`near_ties`); None where not detected."""
 
 
+EndsOutput = Callable[[Sequence[int]], bool]
+"""Returns whether the last of an output's tokens ends it, if none before has; end tokens end it in any case."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BranchResult:
     """The output of one prompt by one branch.
@@ -252,6 +256,23 @@ class BranchResult:
     length: int
     is_finite: bool
     max_rejected_confidence: np.ndarray | None = None
+
+    def ended_by(self, ends_output: EndsOutput) -> Self:
+        """Returns the output up to the first token that ends it."""
+        tokens = self.tokens[: self.length].tolist()
+        length = next((count for count in range(1, self.length) if ends_output(tokens[:count])), self.length)
+        if length == self.length:
+            return self
+        is_kept = np.arange(len(self.tokens)) < length
+        rejected = self.max_rejected_confidence
+        return dataclasses.replace(
+            self,
+            tokens=np.where(is_kept, self.tokens, 0),
+            exit_layers=np.where(is_kept, self.exit_layers, 0),
+            confidences=np.where(is_kept, self.confidences, np.float32(0)),
+            length=length,
+            max_rejected_confidence=None if rejected is None else np.where(is_kept, rejected, np.float32(0)),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from calm_beam.model.interface import EarlyExitModel
 from calm_beam.precision import FLOAT32, Precision
 
 from .batch import Batch
-from .branches import Branch, Branches, NearTies, PromptResult, Request
+from .branches import Branch, Branches, EndsOutput, NearTies, PromptResult, Request
 from .compilation import common_prefix, joined_widths, members_by_width, widths_up_to
 from .device_groups import device_groups, placed
 from .engine import Work
@@ -56,6 +56,7 @@ class GroupDecoder:
         thresholds: np.ndarray,
         max_input_length: int,
         budget: Budget,
+        ends_output: EndsOutput | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -66,10 +67,12 @@ class GroupDecoder:
           thresholds: float32, shape (steps, branches). Default for requests that name no others.
           max_input_length: Most tokens of a prompt.
           budget: How many prompts and cached tokens fit at a time. It is halved whenever the device runs out of memory.
+          ends_output: What ends an output besides end tokens; None for nothing.
         """
         self._model, self._branch_rules, self._weights, self._thresholds = model, branch_rules, weights, thresholds
         self._max_input_length = max_input_length
         self._budget = budget
+        self._ends_output = ends_output
         self.work = Work()
 
     @property
@@ -178,6 +181,7 @@ class GroupDecoder:
                 counts=counts,
                 prefixes=prefixes,
                 admits_few=admits_few,
+                ends_output=self._ends_output,
             )
 
 
@@ -288,6 +292,7 @@ class Decoder:
         precision: Precision = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
+        ends_output: EndsOutput | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -305,6 +310,7 @@ class Decoder:
           devices: Devices of JAX's default platform, each with a copy of the model; None for all of this process.
           model_parallelism: Devices that share one model, each with a part of its heads, feed-forward layers and
             vocabulary; the number of devices must be a multiple of it.
+          ends_output: What ends an output besides end tokens, such as stop strings; None for nothing.
 
         Raises:
           ValueError: If a rule does not fit the model (no exit classifier, `min_exit_layer` too high), branches cannot
@@ -367,6 +373,7 @@ class Decoder:
                     thresholds=self._thresholds,
                     max_input_length=max_input_length,
                     budget=budget,
+                    ends_output=ends_output,
                 )
             )
 

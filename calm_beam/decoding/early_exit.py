@@ -28,7 +28,7 @@ from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided
 from calm_beam.precision import FLOAT32, Precision
 
-from .branches import Branch, BranchResult, is_end
+from .branches import Branch, BranchResult, EndsOutput, is_end
 from .compilation import compiled, members_by_width
 from .device_groups import device_groups, placed
 from .engine_choice import Machine, chosen_engine
@@ -56,6 +56,7 @@ class EarlyExitDecoder:
         engine: str = "auto",
         precision: Precision = FLOAT32,
         model_parallelism: int = 1,
+        ends_output: EndsOutput | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -69,6 +70,8 @@ class EarlyExitDecoder:
           engine: One of `engine_choice.ENGINE_CHOICES`. XLA always runs the layers; with `xla`, it runs the head too.
           precision: Precision in which the model computes.
           model_parallelism: Devices that share the model, the first of this process.
+          ends_output: What ends an output besides end tokens, such as stop strings; None for nothing. The device does
+            not know it: it decodes to the end, and the rest is cut.
 
         Raises:
           ValueError: If the rule needs the full model at every token or does not fit the model (no exit classifier,
@@ -98,6 +101,7 @@ class EarlyExitDecoder:
         self._model = network_of(checkpoint.config, precision=precision)
         self._max_input_length = max_input_length
         self._rows = batch_size
+        self._ends_output = ends_output
         with self._group.running():
             self._heads = heads_of_form(
                 self.engine.head,
@@ -145,7 +149,9 @@ class EarlyExitDecoder:
                             PaddedPrompts(source_tokens, lengths, first),
                         )
                     )
-                yield from ((index, _result(host, row)) for row, index in enumerate(together))
+                for row, index in enumerate(together):
+                    result = _result(host, row)
+                    yield index, result if self._ends_output is None else result.ended_by(self._ends_output)
 
 
 class PaddedPrompts(NamedTuple):

@@ -20,7 +20,7 @@ from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import Example
 from calm_beam.inputs.prompts import Prompt, encode_prompt
-from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, ends_output
 from calm_beam.metrics import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.registry import checked_score, get_metric
 from calm_beam.options.groups import Decoding
@@ -339,6 +339,7 @@ def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -
         sweep_branches(variant.rule, variant.thresholds, max_decode_length=task.max_decode_length),
         max_input_length=task.max_input_length,
         precision=task.precision,
+        ends_output=ends_output(task.vocabulary),
         **task.asked_of_decoder(),
     )
     generations = []

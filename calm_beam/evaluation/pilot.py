@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from calm_beam.errors import UsageError, naming
+from calm_beam.inputs.examples import prompt_size
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, Objective, read_manifest
 from calm_beam.metrics.registry import METRICS, get_metric
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, StoredShard, read_generations
@@ -210,8 +211,7 @@ def _read_back(
 
 
 def _prompt_size(generation: Generation) -> int:
-    example = generation.example
-    return len(example.input if example.input is not None else example.input_ids or ())
+    return prompt_size(generation.example.prompt)
 
 
 def _outside(timings: tuple[ShardTiming, ...], run: RunTiming | None, *, scoring: float) -> tuple[float, float]:

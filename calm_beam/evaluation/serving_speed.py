@@ -23,7 +23,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.branches import Branch, BranchResult
+from calm_beam.decoding.branches import Branch, BranchResult, EndsOutput
 from calm_beam.decoding.compilation import bucket_width
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
@@ -33,6 +33,7 @@ from calm_beam.evaluation.performance import Estimate, estimated_ratio
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost, tests_at
+from calm_beam.inputs.vocabularies.vocabulary import ends_output
 from calm_beam.manifest import EngineRecord
 from calm_beam.outputs.prepared import PreparedSweep
 
@@ -64,18 +65,21 @@ class Serving:
       settings: Sizes of prompts and outputs, and the precision.
       batch: Number of prompts decoded together.
       asked: The arguments `engine` and `exit_head` of decoders.
+      ends_output: What ends an output besides end tokens; None for nothing.
     """
 
     checkpoint: Checkpoint
     settings: DecodeSettings
     batch: int
     asked: dict[str, Any]
+    ends_output: EndsOutput | None = None
 
     @classmethod
     def of(cls, sweep: PreparedSweep, *, batch: int) -> Self:
         """Returns the serving setup of a sweep's model, with the engine of the sweep."""
         asked = {"engine": sweep.request.engine, "exit_head": sweep.request.exit_head}
-        return cls(checkpoint=sweep.checkpoint, settings=sweep.settings, batch=batch, asked=asked)
+        ends = ends_output(sweep.vocabulary)
+        return cls(checkpoint=sweep.checkpoint, settings=sweep.settings, batch=batch, asked=asked, ends_output=ends)
 
     def decoder(self, rule: ExitRule, threshold: float | None) -> ServedDecoder:
         """Returns the decoder for a rule and a threshold; None is the full model."""
@@ -84,6 +88,7 @@ class Serving:
         given: dict[str, Any] = {
             "max_input_length": settings.max_input_length,
             "precision": settings.precision,
+            "ends_output": self.ends_output,
             **self.asked,
         }
         if self.batch == 1:

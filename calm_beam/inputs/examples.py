@@ -11,7 +11,7 @@ import re
 import reprlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, AnyStr, BinaryIO, Protocol, TypeVar
+from typing import Any, AnyStr, BinaryIO, Protocol, Self, TypeVar
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.storage import strict_json
@@ -19,31 +19,66 @@ from calm_beam.storage import strict_json
 CHAT = "messages"
 """Key of a row's chat messages."""
 
-_EXPECTED = 'expected [{"role": "user", "content": "..."}], with or without the assistant\'s answer behind it'
+_EXPECTED = (
+    'expected [{"role": "user", "content": "..."}], after earlier turns of user and assistant or without any, and with '
+    "or without the assistant's answer behind it"
+)
+_ROLES = ("user", "assistant")
+
+AnyPrompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""A prompt: a text, token ids, or the messages of a chat."""
 
 
-def of_one_turn(messages: Any) -> tuple[str, str | None]:
-    """Returns the user's text, and the assistant's answer or None.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turns:
+    """The turns of a chat.
 
-    Args:
-      messages: A user's message, and optionally an assistant's; the content of each is a text, or parts of type text.
-
-    Raises:
-      ValueError: If there are other messages; names their roles.
+    Attributes:
+      earlier: Texts of the turns before the last question, by user and assistant in turn; empty for none.
+      text: The text of the user that is answered.
+      answer: The assistant's answer to it; None if there is none.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise ValueError(f"{CHAT} is no list; {_EXPECTED}")
-    said = [role_and_text(message) for message in messages]
-    roles = [role for role, _ in said]
-    if any(role in ("system", "developer") for role in roles):
-        raise ValueError(
-            f"{CHAT} has a {roles[0]} message. What every chat begins with is said once, with --system, and not in rows"
-        )
-    if roles not in (["user"], ["user", "assistant"]):
-        raise ValueError(
-            f"{CHAT} are of {', '.join(roles) or 'nobody'}; {_EXPECTED}: answers to one text of a user are calibrated"
-        )
-    return said[0][1], (said[1][1] if len(said) > 1 else None)
+
+    earlier: tuple[str, ...]
+    text: str
+    answer: str | None
+
+    @classmethod
+    def of(cls, messages: Any) -> Self:
+        """Returns the turns of messages, each by a role and with a content of a text, or of parts of type text.
+
+        Args:
+          messages: Of user and assistant in turn, the first by the user; an assistant's at the end is an answer.
+
+        Raises:
+          ValueError: If there are other messages; names their roles.
+        """
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise ValueError(f"{CHAT} is no list; {_EXPECTED}")
+        said = [role_and_text(message) for message in messages]
+        roles = [role for role, _ in said]
+        if any(role in ("system", "developer") for role in roles):
+            raise ValueError(
+                f"{CHAT} has a {roles[0]} message. What every chat begins with is said once, with --system, and not in "
+                "rows"
+            )
+        if not roles or any(role != _ROLES[place % 2] for place, role in enumerate(roles)):
+            raise ValueError(f"{CHAT} are of {', '.join(roles) or 'nobody'}; {_EXPECTED}")
+        texts = [text for _, text in said]
+        answer = texts.pop() if len(texts) % 2 == 0 else None
+        return cls(earlier=tuple(texts[:-1]), text=texts[-1], answer=answer)
+
+
+def messages_of(text: str, earlier: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Returns the messages of a chat: earlier texts of user and assistant in turn, then the user's that is answered."""
+    return [{"role": _ROLES[place % 2], "content": said} for place, said in enumerate((*earlier, text))]
+
+
+def prompt_size(prompt: Any) -> int:
+    """Returns the size of a prompt that may be invalid: characters of its texts, or token ids."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return len(prompt) if isinstance(prompt, str) else 1
+    return sum(len(str(each.get("content"))) if isinstance(each, Mapping) else 1 for each in prompt)
 
 
 def role_and_text(message: Any) -> tuple[str, str]:
@@ -97,7 +132,8 @@ class Example:
     Attributes:
       id: Identifies the example within its data set.
       has_own_id: Whether the data have the id; otherwise it is derived from the content.
-      input: The prompt as text, without task prefix; None if the data have token ids.
+      input: The prompt as text, without task prefix; None if the data have token ids. Of a chat, the text of the user
+        that is answered.
       input_ids: The prompt as token ids, unchanged; None if the data have text.
       references: Right answers as texts, possibly none. `inputs.prompts.with_reference_texts` makes them of
         `reference_ids` when prompts are encoded.
@@ -108,6 +144,7 @@ class Example:
       line: Number of its line, row or record in that file, from 1.
       repeats_prompt: Whether an example before it, in the order by ids, has the same prompt; for a holdout one, also
         whether a selection example has. Always False if equal prompts come into one shard.
+      earlier: Of a chat of several turns, the texts before `input`, by user and assistant in turn; else None.
     """
 
     id: str
@@ -121,6 +158,14 @@ class Example:
     file_index: int
     line: int
     repeats_prompt: bool = False
+    earlier: tuple[str, ...] | None = None
+
+    @property
+    def prompt(self) -> AnyPrompt:
+        """The prompt as it is asked: text, token ids, or the messages of a chat of several turns."""
+        if self.input is None:
+            return self.input_ids or ()
+        return self.input if self.earlier is None else messages_of(self.input, self.earlier)
 
     @property
     def has_references(self) -> bool:
@@ -134,7 +179,10 @@ class Example:
 
     def input_digest(self) -> bytes:
         """Returns a digest of the prompt: equal for two examples if and only if their prompts are equal."""
-        return hashlib.sha256(json.dumps([self.input, self.input_ids]).encode()).digest()
+        content: list[object] = [self.input, self.input_ids]
+        if self.earlier is not None:
+            content.append(self.earlier)
+        return hashlib.sha256(json.dumps(content).encode()).digest()
 
     def content_digest(self) -> bytes:
         """Returns a 32-byte digest of id, prompt, references as given, cluster and group."""
@@ -145,6 +193,8 @@ class Example:
         if self.group is not None:
             # Under its name, so that a group is never taken for a cluster.
             content.append({"group": self.group})
+        if self.earlier is not None:
+            content.append({"earlier": self.earlier})
         return hashlib.sha256(json.dumps(content).encode()).digest()
 
     def in_words(self) -> str:
@@ -302,7 +352,8 @@ def example_of_row(
     Args:
       row: Has `input` (text) or `input_ids` (list of token ids, padding 0 at the end is dropped), and optionally `id`
         (text) and `references` (list of texts) or `reference_ids` (list of lists of token ids). In place of a prompt it
-        may have `messages`: the user's text becomes the input, and an assistant's a reference. Other keys are ignored.
+        may have `messages`: the last text of the user becomes the input, turns before it `earlier`, and an assistant's
+        answer a reference. Other keys are ignored.
       where: File and row, for messages.
       position: Number of the row in its file, from 1.
       file_index: Index of the data file.
@@ -314,8 +365,9 @@ def example_of_row(
     Raises:
       DataError: If a value is missing or of another type, or a text has a NUL character; names the place.
     """
+    earlier: tuple[str, ...] | None = None
     if CHAT in row and keys.inputs not in row and "input_ids" not in row:
-        row = _of_messages(row, keys, where=where)
+        row, earlier = _of_messages(row, keys, where=where)
     if (keys.inputs in row) == ("input_ids" in row):
         found = sorted(row)
         raise DataError(f"{where}: expected exactly one of the keys {keys.inputs} and input_ids, got keys {found}.")
@@ -328,9 +380,10 @@ def example_of_row(
         raise DataError(f"{where}: id must be a text that is not empty, got {own_id!r}.")
     cluster = _name(row, keys.cluster, where=where, missing=_NO_CLUSTER) if keys.cluster is not None else None
     group = _name(row, keys.group, where=where, missing=_NO_GROUP) if keys.group is not None else None
-    for value in (text, own_id, cluster, group, *references):
+    for value in (text, own_id, cluster, group, *references, *(earlier or ())):
         _check_text(value, where)
-    content = json.dumps([text, ids, references if reference_ids is None else reference_ids]).encode()
+    content_of_id = [text, ids, references if reference_ids is None else reference_ids]
+    content = json.dumps(content_of_id if earlier is None else [*content_of_id, earlier]).encode()
     example = Example(
         id=own_id or f"content-{hashlib.sha256(content).hexdigest()[:24]}",
         has_own_id=own_id is not None,
@@ -342,6 +395,7 @@ def example_of_row(
         group=group,
         file_index=file_index,
         line=position,
+        earlier=earlier,
     )
     if keys.needs_references and not example.has_references:
         raise DataError(f"{where}: risk consistency needs references, example {example.id} has none.")
@@ -366,18 +420,24 @@ def mixed_prompts(text: str, ids: str) -> str:
     )
 
 
-def _of_messages(row: Mapping[str, Any], keys: RowKeys, *, where: str) -> Mapping[str, Any]:
-    """Returns a row whose messages are replaced by the input, and by the reference if there is an answer."""
+def _of_messages(
+    row: Mapping[str, Any], keys: RowKeys, *, where: str
+) -> tuple[Mapping[str, Any], tuple[str, ...] | None]:
+    """Returns a row with an input in place of messages, and with a reference if there is an answer; and earlier turns.
+
+    Those are None for a chat of one turn, which is the same example as its text by itself.
+    """
     try:
-        text, answer = of_one_turn(row[CHAT])
+        turns = Turns.of(row[CHAT])
     except ValueError as error:
         raise DataError(f"{where}: {error}.") from error
-    if answer is None:
-        return {**row, keys.inputs: text}
+    earlier = turns.earlier or None
+    if turns.answer is None:
+        return {**row, keys.inputs: turns.text}, earlier
     both = next((key for key in (keys.targets, "reference_ids") if key in row), None)
     if both is not None:
         raise DataError(f"{where}: has both {both} and an assistant's message. Leave one of them out.")
-    return {**row, keys.inputs: text, keys.targets: [answer]}
+    return {**row, keys.inputs: turns.text, keys.targets: [turns.answer]}, earlier
 
 
 def _input_text(row: Mapping[str, Any], key: str, *, where: str) -> str:

@@ -24,6 +24,7 @@ from .examples import (
     example_of_row,
     numbered_lines,
     parse_examples,
+    prompt_size,
 )
 from .reading import AS_USUAL, FilePart, Reading, WholeFiles, is_seqio
 from .tensorflow_formats import SeqIOTasks, TFRecord
@@ -272,7 +273,7 @@ def read_examples(source: str | FilePart, reading: Reading = AS_USUAL, *, file_i
     format_ = format_of(path, reading)
     for part in [source] if isinstance(source, FilePart) else format_.parts(path, file_index=file_index):
         for example in format_.examples(part, reading):
-            size = sum(map(len, (example.input or example.input_ids or "", *example.references)))
+            size = prompt_size(example.prompt) + sum(map(len, example.references))
             check_row_size(size, place_of(path, example.line, reading=reading))
             yield example
 

@@ -38,6 +38,7 @@ class DataPreview:
 
     text_prompt: str | None
     text_reference: str | None
+    several_turns: str | None = None
 
 
 def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
@@ -64,12 +65,16 @@ def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
             first.setdefault("ids" if example.input is None else "text", place)
             if example.references:
                 first.setdefault("reference", place)
+            if example.earlier is not None:
+                first.setdefault("turns", place)
     empty = next((name for name, found in has_examples.items() if not found), None)
     if empty is not None:
         raise DataError(f"--data {empty}: holds no examples.")
     if "text" in first and "ids" in first:
         raise DataError(mixed_prompts(first["text"], first["ids"]))
-    return DataPreview(text_prompt=first.get("text"), text_reference=first.get("reference"))
+    return DataPreview(
+        text_prompt=first.get("text"), text_reference=first.get("reference"), several_turns=first.get("turns")
+    )
 
 
 def count_examples(data: DataFiles, *, at_most: int) -> int | None:

@@ -6,6 +6,18 @@ from typing import Protocol
 from .examples import DataError, Example, no_vocabulary_for
 from .vocabularies.vocabulary import Vocabulary, VocabularyError, reference_text
 
+NO_TEMPLATE_FOR_TURNS = (
+    "is a chat of several turns, of which only a chat template makes a prompt: pass --chat_template=model, or a file."
+)
+"""End of messages about such a chat without a template."""
+
+
+ONE_TURN = (
+    "has earlier turns, and the calibrated chats had one turn each: nothing is promised about answers to later ones. "
+    "Calibrate on chats of several turns"
+)
+"""End of messages about a chat of several turns under a promise about chats of one."""
+
 
 class PromptSettings(Protocol):
     """How prompts become token ids."""
@@ -60,8 +72,11 @@ def encode_prompt(
     elif vocabulary is None:
         raise DataError(f"{example.in_words()}: its input is text, which needs a vocabulary. Pass --vocabulary.")
     else:
+        if example.earlier is not None and vocabulary.chat is None:
+            raise DataError(f"{example.in_words()}: {NO_TEMPLATE_FOR_TURNS}")
+        text, earlier = settings.task_prefix + example.input, example.earlier or ()
         try:
-            ids, whole = vocabulary.encode_prompt(settings.task_prefix + example.input, room=room)
+            ids, whole = vocabulary.encode_prompt(text, room=room, earlier=earlier)
         except VocabularyError as error:
             raise DataError(f"{example.in_words()}: {error}") from error
     if len(ids) > room:

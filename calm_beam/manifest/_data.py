@@ -152,13 +152,14 @@ class DataRecord(CountedData):
       failed_ids: Their ids in ascending order, the first `MOST_FAILED_IDS` of them; None in manifests that do not
         record them, and if none failed. `failures.jsonl` next to the manifest lists all of them, with reasons.
       truncated: Examples whose input was cut to the maximum length.
+      several_turns: Examples that are chats of several turns; None for none, and a promise about chats of one turn.
       unseen: Examples with texts that a metric did not see, by metric in ascending order; None if there are none, and
         in manifests that do not record them.
     """
 
     _FIRST: ClassVar[tuple[str, ...]] = (
         *("patterns", "examples", "clusters", "choosing", "groups"),
-        *("duplicates", "failed", "failed_ids", "truncated", "unseen"),
+        *("duplicates", "failed", "failed_ids", "truncated", "several_turns", "unseen"),
     )
 
     clusters: Positive | None = None
@@ -168,12 +169,14 @@ class DataRecord(CountedData):
     failed: Count
     failed_ids: Annotated[tuple[Text, ...], _FAILED] | None = None
     truncated: Count
+    several_turns: Positive | None = None
     unseen: Annotated[tuple[UnseenRecord, ...], Items(1, _SORTED.format("metrics"))] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, count in (("duplicates", self.duplicates), ("failed", self.failed), ("truncated", self.truncated)):
-            if count > self.examples:
+        for key in ("duplicates", "failed", "truncated", "several_turns"):
+            count = getattr(self, key)
+            if count is not None and count > self.examples:
                 raise ManifestError(f"{key} must be at most examples, which is {self.examples}, got {count}")
         if self.failed_ids is not None:
             self._check_failed_ids(self.failed_ids)

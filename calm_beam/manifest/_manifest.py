@@ -372,6 +372,12 @@ class Manifest(WrittenManifest[Calibration]):
         """
         return self.decode.engine if self.confirmation is None else self.confirmation.engine
 
+    @property
+    def takes_several_turns(self) -> bool:
+        """Whether some of the calibrated chats had several turns, so that the promise is about such chats too."""
+        parts = (self.data, *(() if self.confirmation is None else (self.confirmation.data,)))
+        return any(part.several_turns is not None for part in parts)
+
     def decode_of(self, entry: Calibration) -> DecodeRecord:
         """Returns the decoding settings of an entry, with its own variant if it has one."""
         return self.decode if entry.variant is None else _with_variant(self.decode, entry.variant)

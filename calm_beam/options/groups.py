@@ -29,6 +29,7 @@ from .kinds import (
     numbers,
     paths,
     share,
+    stop_strings,
     texts,
     utf8_text,
     whole_number,
@@ -231,6 +232,13 @@ class PrecisionOptions(Options):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OutputSettings(Lengths, PrecisionOptions):
     """The options that determine outputs, apart from the exit rule and its thresholds."""
+
+    stop_strings: Sequence[str] | None = option(
+        None,
+        'texts that end an output, which then stops before them, as a JSON list such as \'["###", "\\n\\n"]\'; [] for '
+        "none; default: stop_strings in the model's generation_config.json",
+        kind=stop_strings,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 import argparse
 import dataclasses
+import json
 import math
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from calm_beam.errors import CalmBeamError
@@ -33,6 +34,7 @@ class Kind:
       name: Name of the kind, in argparse's message about a wrong text.
       is_list: Whether it takes several values.
       is_mapping: Whether these are `NAME=VALUE`, which may be a mapping in Python and files.
+      is_json: Whether a list is written as JSON on the command line, and not separated by commas.
     """
 
     read: Callable[[str], Any]
@@ -43,6 +45,7 @@ class Kind:
     name: str = ""
     is_list: bool = False
     is_mapping: bool = False
+    is_json: bool = False
 
     def __call__(self, text: str) -> Any:
         """Returns the value of a text."""
@@ -52,6 +55,10 @@ class Kind:
     def __name__(self) -> str:
         """The name of the kind, as argparse asks for it."""
         return self.name
+
+    def written(self, values: Sequence[Any]) -> str:
+        """Returns a list of values as the command line has it."""
+        return json.dumps(values, ensure_ascii=False) if self.is_json else ",".join(map(str, values))
 
     def taken(self, value: Any) -> Any:
         """Returns the stored form of a value.
@@ -72,6 +79,23 @@ def _read_texts(value: str) -> tuple[str, ...]:
     if not all(parts):
         raise ValueRefusedError(f"expected values separated by commas, got {value!r}")
     return parts
+
+
+def _read_stop_strings(value: str) -> tuple[str, ...]:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, list):
+        raise ValueRefusedError(f'expected a JSON list of texts, such as ["###"], got {value!r:.80}')
+    return _checked_stop_strings(found)
+
+
+def _checked_stop_strings(values: Iterable[Any]) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(map(_take_text, values)))
+    if not all(found):
+        raise ValueRefusedError("expected texts that are not empty: every output would end before its first token")
+    return found
 
 
 def _read_paths(value: str) -> tuple[str, ...]:
@@ -210,6 +234,15 @@ utf8_text = Kind(_read_utf8, _take_text, name="text")
 """A text that is written to files, which cannot hold shell arguments that are not UTF-8."""
 texts = Kind(_read_texts, _take_each(_read_texts, _take_text), placeholder="NAME,...", name="texts", is_list=True)
 """Texts, separated by commas on the command line; an empty one is refused."""
+stop_strings = Kind(
+    _read_stop_strings,
+    lambda value: _read_stop_strings(value) if isinstance(value, str) else _checked_stop_strings(value),
+    placeholder="JSON",
+    name="a list of texts",
+    is_list=True,
+    is_json=True,
+)
+"""Texts, as a JSON list on the command line, since they may hold commas and line breaks; possibly none."""
 paths = Kind(
     _read_paths,
     _take_each(lambda value: (_read_utf8(value),), _take_text),

@@ -18,6 +18,7 @@ from .job import SettingJob as SettingJob
 from .job import StoredGenerations as StoredGenerations
 from .rows import Generation as Generation
 from .rows import Output as Output
+from .rows import StoredPrompt as StoredPrompt
 from .rows import read_answers as read_answers
 from .rows import read_generations as read_generations
 from .rows import stored_examples as stored_examples

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from calm_beam.errors import CalmBeamError, UserCode, shown
-from calm_beam.inputs.examples import Example
+from calm_beam.inputs.examples import AnyPrompt, Example
 from calm_beam.inputs.prompts import with_reference_texts
 from calm_beam.text import counted
 
@@ -151,7 +151,7 @@ class HostedDecoder:
 
     def _answered(self, batch: Sequence[Example]) -> list[tuple[Output, ...] | str]:
         """Returns the outputs of every example under all settings, or the reason why it has none."""
-        prompts = [_prompt(example) for example in batch]
+        prompts = [_as_list(example.prompt) for example in batch]
         with self._lock:
             answers = self._thread.result_of(lambda: self._call(prompts), timeout=self._timeout)
             if answers is _TIMED_OUT:
@@ -216,11 +216,9 @@ class HostedDecoder:
         return DecoderError(f"decoder {self._name}: {what}.")
 
 
-def _prompt(example: Example) -> str | list[int]:
-    if example.input is not None:
-        return example.input
-    assert example.input_ids is not None, "a prompt is text or ids"
-    return list(example.input_ids)
+def _as_list(prompt: AnyPrompt) -> str | list[Any]:
+    """Returns a prompt in the form that decoders take: a text, a list of ids, or a list of a chat's messages."""
+    return prompt if isinstance(prompt, str) else list(prompt)
 
 
 def _with_references(example: Example) -> Example:

@@ -229,12 +229,13 @@ class SweptJob(Job):
 
     def _identity(self, example: Example) -> list[Any]:
         fields = dict(zip(_EXAMPLE_FIELDS, dataclasses.astuple(example), strict=True))
-        group, repeats_prompt = fields.pop("group"), fields.pop("repeats_prompt")
+        group, repeats_prompt, earlier = (fields.pop(name) for name in ("group", "repeats_prompt", "earlier"))
         # Only values that are set, so that digests of earlier versions stay valid.
         return [
             *fields.values(),
             *([repeats_prompt] if repeats_prompt else []),
             *([{"group": group}] if group is not None else []),
+            *([{"earlier": earlier}] if earlier is not None else []),
         ]
 
 
@@ -279,12 +280,13 @@ class DecodeJob(SweptJob):
         return self.settings.fingerprint(model=self.model.fingerprint, vocabulary=self.vocabulary_identity())
 
     def vocabulary_identity(self) -> str | None:
-        """Returns a fingerprint of the vocabulary with its extra ids and chat template; None without a vocabulary."""
+        """Returns a fingerprint of the vocabulary with extra ids, chat template and stop strings; None without one."""
         if self.vocabulary is None:
             return None
-        chat = self.vocabulary.chat
-        # Omitted without a chat template, so that older folder names stay valid.
+        chat, stops = self.vocabulary.chat, self.vocabulary.stop_strings
+        # Omitted where there is none, so that older folder names stay valid.
         made = "" if chat is None else f"+{content_digest(chat.to_dict())}"
+        made += "" if stops is None else f"+stops:{content_digest({'stop_strings': list(stops)})}"
         return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}{made}"
 
     def _content(self) -> dict[str, Any]:

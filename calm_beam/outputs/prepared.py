@@ -16,8 +16,9 @@ from calm_beam.exits.measures import Need
 from calm_beam.inputs import DataFiles, Reading, is_seqio, place_of, read_examples
 from calm_beam.inputs.examples import DataError, no_vocabulary_for
 from calm_beam.inputs.preview import DataPreview, preview_data
+from calm_beam.inputs.prompts import NO_TEMPLATE_FOR_TURNS
 from calm_beam.inputs.set_parts import Split
-from calm_beam.inputs.vocabularies.chat_templates import chosen_chat
+from calm_beam.inputs.vocabularies.chat_templates import check_turns, chosen_chat
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, open_vocabulary
 from calm_beam.manifest import Calibration, ChatRecord, EngineRecord, Manifest, ModelRecord, Variant
 from calm_beam.manifest.versions import decoding_versions
@@ -220,8 +221,20 @@ def prepare_sweep(
             preview, checkpoint, finds_vocabulary=finds_vocabulary, compares_texts=compares_texts
         )
     vocabulary = None
+    stop_strings = checkpoint.generation.stop_strings if request.stop_strings is None else request.stop_strings
     if path is not None:
-        vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path, preview))
+        vocabulary = open_vocabulary(
+            path, extra_ids=request.extra_ids, chat=_chat(request, path, preview), stop_strings=stop_strings
+        )
+        if preview.several_turns is not None:
+            if vocabulary.chat is None:
+                raise UsageError(f"{preview.several_turns}: {NO_TEMPLATE_FOR_TURNS}")
+            check_turns(vocabulary.chat)
+    elif stop_strings:
+        raise UsageError(
+            f"stop strings {', '.join(map(repr, stop_strings))} end outputs by their text, and there is no vocabulary: "
+            "pass --vocabulary, or --stop_strings='[]' to go without."
+        )
     _check_model(request, checkpoint.config)
     request = _swept_by_engine(request, checkpoint.config, machine)
     memory = check_fits(

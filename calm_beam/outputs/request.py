@@ -51,6 +51,7 @@ class SweepRequest(WorkerSettings):
       chat_template: `model` for the chat template next to the tokenizer, the path of one, or `none` for prompts as they
         are; None is allowed only if there is no template, and equals `none`.
       system: System text of every chat; None for none.
+      stop_strings: Texts that end an output; None takes those of the model's `generation_config.json`.
       recorded_chat: A manifest's record of how prompts become chats; it overrides those two.
       shortens_prompts: Whether to lower the settings' maximum prompt length to the room that the model leaves next to
         an output; set if the user gives no length.
@@ -72,6 +73,7 @@ class SweepRequest(WorkerSettings):
     extra_ids: int | None = None
     chat_template: str | None = None
     system: str | None = None
+    stop_strings: tuple[str, ...] | None = None
     recorded_chat: ChatRecord | None = None
     shortens_prompts: bool = False
     activation: str | None = None

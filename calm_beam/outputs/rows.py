@@ -94,8 +94,8 @@ class Generation:
 
 # The fields that are stored. `repeats_prompt` is not: the generation's `duplicate` records it.
 _EXAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Example) if field.name != "repeats_prompt")
-# The only field that a file may lack: it does if no example has a group.
-_GROUP = "group"
+# The fields that a file may lack: it does if no example has a group, or none is a chat of several turns.
+_GROUP, _EARLIER = "group", "earlier"
 # The column of `max_rejected_confidence`, under its name in files of every version.
 _REJECTED = "runner_ups"
 
@@ -125,18 +125,22 @@ def write_generations(
         row = {**vars(generation), "outputs": [vars(output) for output in generation.outputs]}
         row[_REJECTED] = row.pop("max_rejected_confidence")
         rows.append({**vars(row.pop("example")), **row})
-    has_groups = any(row[_GROUP] is not None for row in rows)
+    has_groups, has_earlier = (any(row[name] is not None for row in rows) for name in (_GROUP, _EARLIER))
     outputs = [output for row in rows for output in row["outputs"]]
     has_near_ties, has_costs = (any(output[name] is not None for output in outputs) for name in ("near_tie", "cost"))
     failed = sum(row["failure"] is not None for row in rows)
     about = StoredShard(shard=shard, examples=len(rows), failed=failed, digest=digest, engine=engine)
-    schema = _generations_schema(has_groups=has_groups, has_near_ties=has_near_ties, has_costs=has_costs)
+    schema = _generations_schema(
+        has_groups=has_groups, has_earlier=has_earlier, has_near_ties=has_near_ties, has_costs=has_costs
+    )
     write_shard(path, rows, schema=schema, about=about, overwrite=overwrite)
 
 
 @functools.cache
-def _generations_schema(*, has_groups: bool, has_near_ties: bool, has_costs: bool) -> "pyarrow.Schema":
-    """Returns the schema of a shard; without groups, near ties and costs it is the schema of earlier versions."""
+def _generations_schema(
+    *, has_groups: bool, has_earlier: bool, has_near_ties: bool, has_costs: bool
+) -> "pyarrow.Schema":
+    """Returns the schema of a shard; without any of these it is the schema of earlier versions."""
     import pyarrow
 
     output = pyarrow.struct(
@@ -159,6 +163,7 @@ def _generations_schema(*, has_groups: bool, has_near_ties: bool, has_costs: boo
             ("reference_ids", pyarrow.list_(pyarrow.list_(pyarrow.int32()))),
             ("cluster", pyarrow.string()),
             *([(_GROUP, pyarrow.string())] if has_groups else []),
+            *([(_EARLIER, pyarrow.list_(pyarrow.string()))] if has_earlier else []),
             ("file_index", pyarrow.int32()),
             ("line", pyarrow.int64()),
             ("truncated", pyarrow.bool_()),
@@ -198,13 +203,18 @@ def stored_failures(path: str) -> list[tuple[str, str]]:
     return [(row["id"], row["failure"]) for row in _columns(path, "id", "failure") if row["failure"] is not None]
 
 
-def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[int, ...] | None]]:
-    """Returns the prompts of one shard, as pairs of text and token ids, one of which is None.
+StoredPrompt = tuple[str | None, tuple[int, ...] | None, tuple[str, ...] | None]
+"""Text and token ids of a prompt, of which one is None, and the earlier turns of its chat."""
+
+
+def stored_prompts(path: str | os.PathLike[str]) -> set[StoredPrompt]:
+    """Returns the prompts of one shard.
 
     Args:
       path: A file of `write_generations`.
     """
-    return {(row["input"], row["input_ids"]) for row in _columns(path, "input", "input_ids")}
+    columns = _columns(path, "input", "input_ids", _EARLIER)
+    return {(row["input"], row["input_ids"], row.get(_EARLIER)) for row in columns}
 
 
 def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
@@ -226,9 +236,9 @@ def stored_groups(path: str | os.PathLike[str]) -> list[str | None]:
 
 
 def _columns(path: str | os.PathLike[str], *names: str) -> list[dict[str, Any]]:
-    """Returns some columns of a shard, by row; the column of groups is omitted if the file has none."""
+    """Returns some columns of a shard, by row; those that a file may lack are omitted if it has none."""
     with open_shard(path) as file:
-        stored = [name for name in names if name != _GROUP or name in file.schema_arrow.names]
+        stored = [name for name in names if name not in (_GROUP, _EARLIER) or name in file.schema_arrow.names]
         table = file.read(columns=stored, use_threads=False)
         return [row for batch in table.to_batches() for row in _rows(batch)]
 

@@ -220,6 +220,7 @@ class CalibrationTotals:
       failures: Id and reason of every example that counts with loss 1, sorted.
       truncated: Examples whose prompt was cut.
       duplicates: Examples whose prompt an earlier example has.
+      several_turns: Examples that are chats of several turns.
       content_sum: Sum of the examples' content digests modulo 2^256: a fingerprint of the set, whatever its order.
       contrast: What the scores of the examples distinguish.
     """
@@ -234,6 +235,7 @@ class CalibrationTotals:
     failures: tuple[tuple[str, str], ...] = ()
     truncated: int = 0
     duplicates: int = 0
+    several_turns: int = 0
     content_sum: int = 0
     contrast: Contrast = dataclasses.field(default_factory=Contrast)
 
@@ -291,6 +293,7 @@ class CalibrationTotals:
             failures=tuple(sorted((item.example.id, item.failure) for item in generations if item.failure is not None)),
             truncated=sum(item.truncated for item in generations),
             duplicates=sum(item.duplicate for item in generations),
+            several_turns=sum(item.example.earlier is not None for item in generations),
             content_sum=content_sum_of(item.example for item in generations),
             contrast=contrast or Contrast(),
         )
@@ -353,6 +356,7 @@ class CalibrationTotals:
             failures=tuple(sorted((*self.failures, *other.failures))),
             truncated=self.truncated + other.truncated,
             duplicates=self.duplicates + other.duplicates,
+            several_turns=self.several_turns + other.several_turns,
             content_sum=merged_sums((self.content_sum, other.content_sum)),
             contrast=Contrast.merged((self.contrast, other.contrast)),
         )

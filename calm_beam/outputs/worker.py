@@ -28,8 +28,8 @@ from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.examples import DataError, Example
 from calm_beam.inputs.prompts import Prompt, encode_prompt
-from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, open_recorded
-from calm_beam.serving.answer import Answer, AnyPrompt, PromptError, ServedRequest
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError, ends_output, open_recorded
+from calm_beam.serving.answer import Answer, PromptError, ServedRequest
 from calm_beam.serving.generator import Generator
 from calm_beam.serving.loss_meter import AnsweredRequest, LossMeter, MeasuredLoss
 from calm_beam.storage import size
@@ -100,7 +100,11 @@ class LoadedModel:
             )
         vocabulary = _load_vocabulary(first)
         rules = tuple(each.job.settings.rule for each in assignments)
-        decoder = _served(first, checkpoint) if job.decoder == BATCH else _sweep(first, checkpoint, rules)
+        decoder: Decoder | ServedBranches
+        if job.decoder == BATCH:
+            decoder = _served(first, checkpoint, vocabulary=vocabulary)
+        else:
+            decoder = _sweep(first, checkpoint, vocabulary=vocabulary, rules=rules)
         return cls(
             assignment=first,
             rules=len(rules),
@@ -177,7 +181,9 @@ class LoadedModel:
             return failure
 
 
-def _sweep(assignment: SweepAssignment, checkpoint: Checkpoint, rules: Sequence[ExitRule]) -> Decoder:
+def _sweep(
+    assignment: SweepAssignment, checkpoint: Checkpoint, *, vocabulary: Vocabulary | None, rules: Sequence[ExitRule]
+) -> Decoder:
     settings, above = assignment.job.settings, assignment.above
     branches = sweep_branches(
         rules,
@@ -185,23 +191,26 @@ def _sweep(assignment: SweepAssignment, checkpoint: Checkpoint, rules: Sequence[
         max_decode_length=settings.max_decode_length,
         with_full_model=above is None,
     )
-    return _decoder(assignment, checkpoint, branches)
+    return _decoder(assignment, checkpoint, vocabulary=vocabulary, branches=branches)
 
 
-def _served(assignment: SweepAssignment, checkpoint: Checkpoint) -> ServedBranches:
+def _served(assignment: SweepAssignment, checkpoint: Checkpoint, *, vocabulary: Vocabulary | None) -> ServedBranches:
     settings = assignment.job.settings
     settings.rule.check_served()
     branches = sweep_branches(settings.rule, settings.thresholds, max_decode_length=settings.max_decode_length)
-    return ServedBranches(_decoder(assignment, checkpoint, branches[:1]), branches)
+    return ServedBranches(_decoder(assignment, checkpoint, vocabulary=vocabulary, branches=branches[:1]), branches)
 
 
-def _decoder(assignment: SweepAssignment, checkpoint: Checkpoint, branches: Sequence[Branch]) -> Decoder:
+def _decoder(
+    assignment: SweepAssignment, checkpoint: Checkpoint, *, vocabulary: Vocabulary | None, branches: Sequence[Branch]
+) -> Decoder:
     settings = assignment.job.settings
     return Decoder(
         checkpoint,
         branches,
         max_input_length=settings.max_input_length,
         precision=settings.precision,
+        ends_output=ends_output(vocabulary),
         **assignment.asked_of_decoder(),
     )
 
@@ -281,7 +290,7 @@ class LoadedGenerator:
         for example in examples:
             try:
                 requests.append(
-                    generator.request(prompt_of(example), name=assignment.place_of(example), group=example.group)
+                    generator.request(example.prompt, name=assignment.place_of(example), group=example.group)
                 )
             except PromptError as error:
                 if assignment.on_error == "fail":
@@ -330,11 +339,9 @@ class LoadedGenerator:
         if meter.needs_references:
             for example, answer in answered:
                 references = example.references or example.reference_ids or ()
-                measured[example.id] = meter.measure(
-                    example.id, prompt_of(example), answer=answer, references=references
-                )
+                measured[example.id] = meter.measure(example.id, example.prompt, answer=answer, references=references)
         else:
-            sampled = [AnsweredRequest(id=each.id, prompt=prompt_of(each), answer=answer) for each, answer in answered]
+            sampled = [AnsweredRequest(id=each.id, prompt=each.prompt, answer=answer) for each, answer in answered]
             measured |= {sampled[index].id: loss for index, loss in meter.measure_each(sampled)}
         return [
             ProbedLoss(id=name, loss=measured[name].value, failure=measured[name].failure, calibration=place)
@@ -362,11 +369,6 @@ class LoadedGenerator:
 
 Loaded = LoadedModel | LoadedGenerator
 """What `load_model` returns: a thread's decoder, for either kind of outputs."""
-
-
-def prompt_of(example: Example) -> AnyPrompt:
-    """Returns an example's prompt in the form that a generator takes."""
-    return example.input if example.input is not None else example.input_ids or ()
 
 
 # Fewest steps of a lap: the time of a single step would depend on the outputs that happen to end in it.

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
+from calm_beam.inputs.examples import messages_of
 from calm_beam.inputs.prompts import encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary
 from calm_beam.outputs import Generation, Output, open_shard
@@ -63,6 +64,8 @@ def example_values(
     if prompt is None:
         ids = example.input_ids or ()
         prompt = vocabulary.decode(ids) if vocabulary else " ".join(map(str, ids))
+    elif example.earlier is not None:
+        prompt = "\n".join(f"{each['role']}: {each['content']}" for each in messages_of(prompt, example.earlier))
     values: dict[str, Any] = {
         "id": printable_line(shortened(example.id, _LONGEST_TEXT)),
         "prompt": printable(shortened(prompt, _LONGEST_TEXT)),

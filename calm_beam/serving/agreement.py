@@ -158,6 +158,8 @@ def check_vocabulary(
         )
     if vocabulary.chat != record.chat:
         raise ManifestError(f"{of} is about prompts that another chat template made, or another system prompt.")
+    if vocabulary.record().stop_strings != record.stop_strings:
+        raise ManifestError(f"{of} is about outputs that other stop strings have ended.")
     if checkpoint is not None and vocabulary.size > checkpoint.config.vocab_size:
         raise ManifestError(
             f"the vocabulary has {vocabulary.size} ids, the model's output head {checkpoint.config.vocab_size}: they "

@@ -13,7 +13,7 @@ from calm_beam.decoding.settings import recorded_rule
 from calm_beam.errors import CalmBeamError
 from calm_beam.exits.measures import Need
 from calm_beam.exits.token_cost import tests_at
-from calm_beam.inputs.examples import NO_UTF_8, NUL_CHARACTER, Example
+from calm_beam.inputs.examples import NO_UTF_8, NUL_CHARACTER, AnyPrompt, Example, Turns
 from calm_beam.inputs.prompts import Prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, PAD_ID, Vocabulary, output_text
 from calm_beam.manifest import Calibration, Manifest
@@ -44,7 +44,7 @@ def token_texts(tokens: Sequence[int], vocabulary: Vocabulary | None) -> tuple[s
     end = (END,) if len(body) < len(tokens) else ()
     if vocabulary is None:
         return (*(f"{' ' if index else ''}{token}" for index, token in enumerate(body)), *end)
-    whole = vocabulary.decode(body)
+    whole = output_text(body, vocabulary)
     texts, shown = [], 0
     for index in range(1, len(body) + 1):
         # Beginnings of a letter decode to something that the whole does not begin with.
@@ -59,7 +59,7 @@ class GrowingText:
     """The text of an output whose tokens come one by one: what each of them adds to it.
 
     Text that was returned is never revised. Letters may be made of several tokens, and read as U+FFFD until the last is
-    there: such an end is held back until it is clear what it will be.
+    there: such an end is held back until it is clear what it will be. So is an end that may become a stop string.
     """
 
     def __init__(self, vocabulary: Vocabulary | None) -> None:
@@ -71,10 +71,12 @@ class GrowingText:
     def add(self, token: int) -> str:
         """Returns what one more token adds to the text; "" for a part of a letter, and for eos."""
         self._tokens.append(token)
-        return self._grown(output_text(self._tokens, self._vocabulary).rstrip(_NO_LETTER))
+        text = output_text(self._tokens, self._vocabulary).rstrip(_NO_LETTER)
+        stops = None if self._vocabulary is None else self._vocabulary.stops
+        return self._grown(text if stops is None else stops.settled(text))
 
     def end(self) -> str:
-        """Returns what was held back, as no more tokens come: "", or what stands for the beginning of a letter."""
+        """Returns what was held back, as no more tokens come: "", or the beginning of a letter or of a stop string."""
         return self._grown(output_text(self._tokens, self._vocabulary))
 
     def _grown(self, text: str) -> str:
@@ -99,9 +101,9 @@ class Answer:
     """The output of one prompt.
 
     Attributes:
-      text: The output, as the calibration's metrics saw it: without eos; under a manifest without a vocabulary, the
-        generated ids joined by spaces.
-      tokens: Generated ids, with the final eos if it was generated.
+      text: The output, as the calibration's metrics saw it: without eos, and up to a stop string; under a manifest
+        without a vocabulary, the generated ids joined by spaces.
+      tokens: Generated ids, with the final eos if it was generated, or with those of the stop string that ended it.
       exit_layers: Layers used for each token, from 1.
       confidences: Confidence at each token's exit layer.
       num_layers: Decoder depth: layers that the full model uses for each token.
@@ -174,10 +176,6 @@ class Unanswered:
     loss: SampledLoss | None = None
 
 
-AnyPrompt = str | Sequence[int]
-"""A prompt: text, or token ids where that is what was calibrated."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedRequest:
     """A prompt that a generator has found fit to be decoded.
@@ -208,22 +206,43 @@ class ServedRequest:
 
 def example_of(prompt: AnyPrompt, name: str, *, vocab_size: int) -> Example:
     """Returns a prompt as an example; what no calibration set could hold is refused."""
-    text = ids = None
+    text = ids = earlier = None
+    if _are_messages(prompt):
+        try:
+            turns = Turns.of(prompt)
+        except ValueError as error:
+            raise PromptError(f"{name}: {error}.") from error
+        if turns.answer is not None:
+            raise PromptError(f"{name}: ends with an assistant's message, and there is nothing to answer.")
+        prompt, earlier = turns.text, turns.earlier or None
     if isinstance(prompt, str):
         text = prompt
         if not text.strip():
             raise PromptError(f"{name} is empty. Give a text that is more than blanks.")
-        if "\0" in text:
+        whole = "".join((*(earlier or ()), text))
+        if "\0" in whole:
             raise PromptError(f"{name}: holds {NUL_CHARACTER}")
         try:
-            text.encode()
+            whole.encode()
         except UnicodeEncodeError as error:
             raise PromptError(f"{name}: is not Unicode text: {NO_UTF_8}") from error
     else:
         ids = _checked_ids(prompt, name, vocab_size=vocab_size)
     return Example(
-        id=name, has_own_id=True, input=text, input_ids=ids, references=(), cluster=None, file_index=0, line=1
+        id=name,
+        has_own_id=True,
+        input=text,
+        input_ids=ids,
+        references=(),
+        cluster=None,
+        file_index=0,
+        line=1,
+        earlier=earlier,
     )
+
+
+def _are_messages(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(each, Mapping) for each in prompt)
 
 
 def _checked_ids(prompt: Any, name: str, *, vocab_size: int) -> tuple[int, ...]:

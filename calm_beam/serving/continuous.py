@@ -11,8 +11,9 @@ from calm_beam.decoding.batch import Batch, OnShape
 from calm_beam.decoding.branches import Request
 from calm_beam.decoding.engine import Work
 from calm_beam.errors import CalmBeamError
+from calm_beam.inputs.examples import AnyPrompt
 
-from .answer import Answer, AnyPrompt, OutputError, ServedRequest
+from .answer import Answer, OutputError, ServedRequest
 from .generator import Generator
 
 OnToken = Callable[[int, int], None]

@@ -26,8 +26,9 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.inputs.prompts import Prompt, encode_prompt
-from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, output_text
+from calm_beam.inputs.examples import AnyPrompt
+from calm_beam.inputs.prompts import ONE_TURN, Prompt, encode_prompt
+from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, ends_output, output_text
 from calm_beam.manifest import (
     ANY_ENTRY,
     Calibration,
@@ -49,7 +50,7 @@ from .agreement import (
     recorded_vocabulary,
     served_engine,
 )
-from .answer import Answer, AnyPrompt, OutputError, PromptError, ServedRequest, example_of
+from .answer import Answer, OutputError, PromptError, ServedRequest, example_of
 
 _PATIENCE_SECONDS = 2.0
 
@@ -281,6 +282,11 @@ class Generator:
         ends: tuple[int, ...] = self._checkpoint.config.end_ids
         return ends
 
+    def has_ended(self, tokens: Sequence[int]) -> bool:
+        """Returns whether the last token of an answer ended it, and not the most tokens that an answer may have."""
+        stops = ends_output(self.vocabulary)
+        return bool(tokens) and (tokens[-1] in self.end_ids or (stops is not None and stops(tokens)))
+
     @property
     def max_input_length(self) -> int:
         """Most tokens of a prompt, eos included."""
@@ -479,6 +485,7 @@ class Generator:
                     **self.engine.asked,
                     precision=self._settings.precision,
                     model_parallelism=self._model_parallelism,
+                    ends_output=ends_output(self.vocabulary),
                 )
             return self._batch
 
@@ -503,6 +510,7 @@ class Generator:
                     **self.engine.asked,
                     precision=self._settings.precision,
                     model_parallelism=self._model_parallelism,
+                    ends_output=ends_output(self.vocabulary),
                 )
                 self._single = {threshold: full_model.at(branch) for threshold, branch in self._branches.items()}
             return self._single[threshold]
@@ -516,6 +524,8 @@ class Generator:
         example = example_of(prompt, name, vocab_size=vocab_size)
         if example.input is not None and self.vocabulary is None:
             raise PromptError(f"{name}: is text, but the manifest is about prompts of token ids.")
+        if example.earlier is not None and not self.manifest.takes_several_turns:
+            raise PromptError(f"{name}: {ONE_TURN}")
         encoded = encode_prompt(
             example, self.vocabulary, settings=self._settings, vocab_size=vocab_size, on_long="truncate"
         )

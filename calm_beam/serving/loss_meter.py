@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from calm_beam.decoding.batch import OnShape
+from calm_beam.inputs.examples import AnyPrompt
 from calm_beam.inputs.vocabularies.vocabulary import reference_text
 from calm_beam.manifest import Calibration, Manifest, ManifestError
 from calm_beam.metrics import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.registry import check_may_run, check_source, checked_score, get_metric
 from calm_beam.risk.losses import losses_of_scores
 
-from .answer import Answer, AnyPrompt, PromptError
+from .answer import Answer, PromptError
 from .generator import Generator
 
 _HASHED_BITS = 64

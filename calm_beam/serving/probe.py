@@ -17,11 +17,12 @@ import threading
 from collections.abc import Sequence
 from typing import Self
 
+from calm_beam.inputs.examples import AnyPrompt
 from calm_beam.metrics import NO_SETTINGS, MetricSettings
 from calm_beam.risk.monitor import SampledLoss, WatchedPromise
 from calm_beam.storage import append_line
 
-from .answer import Answer, AnyPrompt
+from .answer import Answer
 from .generator import Generator
 from .loss_meter import LONGEST_REASON, LossMeter, MeasuredLoss, check_exits, check_share, check_watchable
 from .watched import make_losses_file

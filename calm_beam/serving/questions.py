@@ -2,10 +2,10 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.decoding.engine import Work
+from calm_beam.inputs.examples import AnyPrompt
 from calm_beam.manifest import EntryChoice
 from calm_beam.options.groups import Decoding, ExactEngine
 
@@ -20,18 +20,18 @@ class NamedPrompt:
     """A prompt with a name, or with a group.
 
     Attributes:
-      prompt: A text, or token ids.
+      prompt: A text, token ids, or the messages of a chat.
       id: Of the request, different for different requests; None for none. Samples are drawn by it.
       group: The group that the prompt names; None for none.
     """
 
-    prompt: str | Sequence[int]
+    prompt: AnyPrompt
     id: str | None = None
     group: str | None = None
 
 
-AnyElement = str | Sequence[int] | NamedPrompt
-"""A text, token ids, or either with a name."""
+AnyElement = AnyPrompt | NamedPrompt
+"""A prompt, or one with a name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

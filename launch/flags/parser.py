@@ -154,6 +154,8 @@ def _written(value: Any, action: argparse.Action | None, *, place: str) -> str:
         value = [f"{name}={each}" for name, each in value.items()]
     if not isinstance(value, list):
         return str(value)
+    if kind is not None and kind.is_json:
+        return kind.written(value)
     takes_list = kind is not None and kind.is_list
     if not takes_list or not value:
         raise UsageError(f"{place}: expected {'one or more values' if takes_list else 'one value'}, got {value!r:.60}.")

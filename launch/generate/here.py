@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.text import Text
 
 from calm_beam.inputs import Reading, format_of, place_of, read_examples
-from calm_beam.inputs.examples import bounded_lines
+from calm_beam.inputs.examples import AnyPrompt, bounded_lines
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.shared_options import (
     check_precision,
@@ -107,13 +107,13 @@ class _Asked:
     Attributes:
       id: What its row of `--output` is called.
       place: What messages call it.
-      prompt: The text, or token ids.
+      prompt: The text, token ids, or the messages of a chat.
       group: The group that its row names; None for what `--group` says.
     """
 
     id: str
     place: str
-    prompt: str | tuple[int, ...]
+    prompt: AnyPrompt
     group: str | None = None
 
 
@@ -187,11 +187,10 @@ def _read(path: str, reading: Reading) -> Iterator[_Asked]:
     has_ids = format_of(path, reading).has_fields
     for example in read_examples(path, reading):
         place = place_of(path, example.line, reading=reading)
-        prompt = example.input if example.input is not None else example.input_ids or ()
         yield _Asked(
             id=example.id if has_ids else place,
             place=f"{place} ({example.id})" if example.has_own_id else place,
-            prompt=prompt,
+            prompt=example.prompt,
             group=example.group,
         )
 

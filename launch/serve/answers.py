@@ -19,8 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.inputs.examples import AnyPrompt, prompt_size
 from calm_beam.serving import Answer, OutputError, PromptError
-from calm_beam.serving.answer import AnyPrompt
 
 from .desk import Desk, Ended, FullError, GoneError, NotReadyError, Pending, Token
 
@@ -71,14 +71,14 @@ class Head:
       form: Of the answer.
       model: What clients call it.
       manifest: Digest of the manifest.
-      end_ids: Token ids of which each ends an output.
+      has_ended: Returns whether the last token of an answer ended it.
       group: That the client named, if it did: then choices say what is promised.
     """
 
     form: Form
     model: str
     manifest: str
-    end_ids: tuple[int, ...]
+    has_ended: Callable[[Sequence[int]], bool]
     group: str | None
     id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
@@ -125,7 +125,7 @@ class Head:
 
     def _choice(self, place: int, fields: dict[str, object], *, answer: Answer) -> dict[str, object]:
         """Returns the choice that an answer is, or the end of its events."""
-        reason = "stop" if answer.tokens and answer.tokens[-1] in self.end_ids else "length"
+        reason = "stop" if self.has_ended(answer.tokens) else "length"
         about = answer_fields(answer, group=self.group)
         return _choice_fields(place, {**fields, "calm_beam": about}, finish_reason=reason)
 
@@ -335,7 +335,7 @@ def handed_in(
       RefusedError: If they are not taken.
     """
     characters = desk.served.limits.prompt_characters
-    if sum(map(len, prompts)) > characters:
+    if sum(map(prompt_size, prompts)) > characters:
         what = "the prompt is" if len(prompts) == 1 else "the prompts are"
         raise RefusedError(413, f"{what} longer than {characters} characters", param=param)
     try:

@@ -2,7 +2,7 @@
 
 Parameters that would change what was calibrated are refused, and the error says why: a promise that does not hold
 is worth less than none. The messages of a chat must be what was calibrated: a system prompt, and one text of a
-user.
+user, or several turns where chats of several were calibrated.
 """
 
 import json
@@ -13,9 +13,8 @@ from typing import Any
 import fastapi
 import pydantic
 
-from calm_beam.inputs.examples import role_and_text
+from calm_beam.inputs.examples import AnyPrompt, Turns, messages_of, role_and_text
 from calm_beam.manifest import Manifest
-from calm_beam.serving.answer import AnyPrompt
 
 from .answers import CHAT, COMPLETION, EventStream, Form, Head, RefusedError, answered, error_fields, event, handed_in
 from .desk import Desk
@@ -33,7 +32,6 @@ _ACCEPTED: dict[str, tuple[tuple[object, ...], str]] = {
     "logit_bias": (({},), _GREEDY),
     "n": ((1,), f"{_GREEDY}, so that all outputs would be the same"),
     "best_of": ((1,), f"{_GREEDY}, so that all outputs would be the same"),
-    "stop": (([],), _CHANGED_TEXT),
     "suffix": (("",), _CHANGED_TEXT),
     "echo": ((False,), _NOT_MADE),
     "logprobs": ((), _NOT_MADE),
@@ -120,12 +118,13 @@ def check_model(name: str | None, served: str) -> None:
         )
 
 
-def check_parameters(question: Question, *, most_tokens: int) -> None:
+def check_parameters(question: Question, *, most_tokens: int, stop_strings: Sequence[str] = ()) -> None:
     """Refuses what is not as it was calibrated.
 
     Args:
       question: The body of a request.
       most_tokens: With how many an output was ended, when the threshold was calibrated.
+      stop_strings: Texts that ended an output then.
 
     Raises:
       RefusedError: If anything is other than that.
@@ -147,18 +146,36 @@ def check_parameters(question: Question, *, most_tokens: int) -> None:
                 f"out, or pass {most_tokens}."
             )
             raise RefusedError(400, message, param=name, code="not_calibrated")
+    _check_stop(question.stop, stop_strings)
     if question.stream_options is not None and not question.stream:
         raise RefusedError(400, "stream_options are for streams: pass stream=true", param="stream_options")
+
+
+def _check_stop(stop: Any, calibrated: Sequence[str]) -> None:
+    """Refuses other stop strings than the calibrated ones, in any order; none given, those hold in any case."""
+    given = [stop] if isinstance(stop, str) else stop or []
+    is_texts = isinstance(given, list) and all(isinstance(text, str) for text in given)
+    if given and not (is_texts and set(given) == set(calibrated)):
+        ended = f"with the stop strings {json.dumps(list(calibrated))}" if calibrated else "without stop strings"
+        message = (
+            f"stop {stop!r:.80} is refused: outputs were calibrated {ended}, and {_CHANGED_TEXT}. Leave stop out"
+            f"{', or pass these' if calibrated else ''}."
+        )
+        raise RefusedError(400, message, param="stop", code="not_calibrated")
 
 
 _SHAPE = (
     'messages must be [{"role": "user", "content": "..."}], after the calibrated system message or without one: what '
     "was calibrated are answers to one text of a user"
 )
+_SHAPE_OF_TURNS = (
+    "messages must be of user and assistant in turn, the first and the last of the user, after the calibrated system "
+    "message or without one"
+)
 
 
-def user_text(messages: Sequence[Any], manifest: Manifest) -> str:
-    """Returns the text of the user, which the calibrated chat template makes a prompt of.
+def chat_prompt(messages: Sequence[Any], manifest: Manifest) -> AnyPrompt:
+    """Returns the text of the user, or all turns if there are several, which the calibrated template makes a prompt of.
 
     Args:
       messages: Of the request.
@@ -177,23 +194,31 @@ def user_text(messages: Sequence[Any], manifest: Manifest) -> str:
             code="not_calibrated",
         )
     try:
-        texts = [role_and_text(message) for message in messages]
+        said = [role_and_text(message) for message in messages]
     except ValueError as error:
         raise RefusedError(400, str(error), param="messages") from error
-    *before, (role, text) = texts or [("", "")]
-    if role != "user" or len(before) > 1 or any(each not in ("system", "developer") for each, _ in before):
-        raise RefusedError(400, _SHAPE, param="messages", code="not_calibrated")
-    for _, system in before:
-        if system != (chat.system or ""):
-            calibrated = "without one" if chat.system is None else f"with {chat.system!r:.200}"
-            raise RefusedError(
-                400,
-                f"the system message is not the one that was calibrated: chats were calibrated {calibrated}. Leave it "
-                "out: the calibrated one stands before the text in any case",
-                param="messages",
-                code="not_calibrated",
-            )
-    return text
+    system, turns = None, list(messages)
+    if said and said[0][0] in ("system", "developer"):
+        (_, system), turns = said[0], turns[1:]
+    takes_several = manifest.takes_several_turns
+    try:
+        found = Turns.of(turns)
+        is_fit = found.answer is None and (takes_several or not found.earlier)
+    except ValueError:
+        is_fit = False
+    if not is_fit:
+        shape = _SHAPE_OF_TURNS if takes_several else _SHAPE
+        raise RefusedError(400, shape, param="messages", code="not_calibrated")
+    if system is not None and system != (chat.system or ""):
+        calibrated = "without one" if chat.system is None else f"with {chat.system!r:.200}"
+        raise RefusedError(
+            400,
+            f"the system message is not the one that was calibrated: chats were calibrated {calibrated}. Leave it out: "
+            "the calibrated one stands before the text in any case",
+            param="messages",
+            code="not_calibrated",
+        )
+    return messages_of(found.text, found.earlier) if found.earlier else found.text
 
 
 _PREFIX = "/v1/"
@@ -227,7 +252,7 @@ def add_completions(app: fastapi.FastAPI, desk: Desk) -> None:
     @app.post(f"{_PREFIX}chat/completions", response_model=None)
     async def chat(question: ChatQuestion, request: fastapi.Request) -> dict[str, Any] | fastapi.Response:
         check_model(question.model, served.name)
-        prompts = [user_text(question.messages, served.manifest)]
+        prompts = [chat_prompt(question.messages, served.manifest)]
         return await _answer(desk, question, request, prompts=prompts, form=CHAT, param="messages")
 
 
@@ -245,11 +270,20 @@ async def _answer(
       param: What the request calls its prompts.
     """
     served = desk.served
-    check_parameters(question, most_tokens=served.manifest.decode.max_decode_length)
+    vocabulary = served.manifest.vocabulary
+    check_parameters(
+        question,
+        most_tokens=served.manifest.decode.max_decode_length,
+        stop_strings=() if vocabulary is None else vocabulary.stop_strings or (),
+    )
     group = question.calm_beam.group
     pending = handed_in(desk, prompts, group=group, tells_tokens=bool(question.stream), param=param)
     head = Head(
-        form=form, model=served.name, manifest=served.manifest.digest, end_ids=desk.generator.end_ids, group=group
+        form=form,
+        model=served.name,
+        manifest=served.manifest.digest,
+        has_ended=desk.generator.has_ended,
+        group=group,
     )
     if question.stream:
         return EventStream(

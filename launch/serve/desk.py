@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from starlette.types import Receive
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.inputs.examples import AnyPrompt
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
 from calm_beam.serving import Answer, GrowingText, ServedRequest
-from calm_beam.serving.answer import AnyPrompt
 
 from .metrics import ServiceMetrics
 from .request import Served

@@ -23,6 +23,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.inputs.preview import read_all_examples
 from calm_beam.inputs.prompts import Prompt
+from calm_beam.inputs.vocabularies.vocabulary import ends_output
 from calm_beam.launch.device_times import device_times_in_words, device_times_record, device_times_table
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.requests import calling
@@ -161,6 +162,7 @@ def _measured(
         [Branch.at(rule, None, max_decode_length=request.max_decode_length)],
         max_input_length=run.settings.max_input_length,
         precision=run.settings.precision,
+        ends_output=ends_output(run.vocabulary),
         **request.asked_of_decoder(),
     )
     pairs: list[tuple[Sequence[int], Sequence[int]]] = []
@@ -201,11 +203,11 @@ def _next_command(request: SuitabilityRequest) -> str:
     """Returns the calibration of the same model and data, by ways of exiting that no figure of this sample decides."""
     words = ["calm-beam", "calibrate"]
     # In the order of help.
-    for name in (name for group in TaskRequest.__bases__ for name, _ in options_of(group)):
+    for name, declared in (each for group in TaskRequest.__bases__ for each in options_of(group)):
         value = getattr(request, name)
         if not request.is_given(name):
             continue
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        text = declared.kind.written(value) if isinstance(value, tuple) else str(value)
         words.append(f"--{name}" if value is True else f"--{name}={text}")
     return shlex.join(words)
 

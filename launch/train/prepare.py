@@ -11,11 +11,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from calm_beam.checkpoints import Arrays, Checkpoint, CheckpointError, Declared, load_checkpoint, pieces
+from calm_beam.checkpoints import (
+    Arrays,
+    Checkpoint,
+    CheckpointError,
+    Declared,
+    GenerationFacts,
+    load_checkpoint,
+    pieces,
+)
 from calm_beam.errors import UsageError
 from calm_beam.inputs import AS_USUAL, Reading, place_of, read_examples
 from calm_beam.inputs.examples import DataError, Example
-from calm_beam.inputs.vocabularies.chat_templates import chosen_chat
+from calm_beam.inputs.vocabularies.chat_templates import check_turns, chosen_chat
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary as with_its_sentinels
 from calm_beam.launch.flags.shared_options import checked_metrics, declared, find_files, metric_settings
@@ -168,6 +176,7 @@ class PreparedTraining(Prepared):
       gets_exits: Whether a model that had none gets norms or heads of its exits.
       best_by: What decides the best weights: the loss, or a metric by its full name.
       score: That metric; None if the loss decides.
+      generation: What is kept of the `generation_config.json` that the model came with.
     """
 
     config: TrainingConfig
@@ -179,6 +188,7 @@ class PreparedTraining(Prepared):
     gets_exits: bool
     best_by: str
     score: GenerationScore | None
+    generation: GenerationFacts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,6 +245,7 @@ def prepare_training(request: TrainRequest, *, folder: str) -> PreparedTraining:
         gets_exits=checkpoint is not None and own != after,
         best_by=best_by,
         score=None,
+        generation=GenerationFacts() if checkpoint is None else checkpoint.generation,
     )
     if best_by == LOSS:
         return prepared
@@ -269,6 +280,11 @@ def _learning(
 ) -> dict[str, Any]:
     """Returns what both stages learn from, as fields of `Prepared`."""
     vocabulary = open_vocabulary(path, model, request=request)
+    if vocabulary.chat is not None and any(row.earlier is not None for row in (*rows, *validation_rows)):
+        try:
+            check_turns(vocabulary.chat)
+        except VocabularyError as error:
+            raise UsageError(str(error)) from error
     learned, measured = encoded_pairs(
         request.task_prefix,
         vocabulary,

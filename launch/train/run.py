@@ -291,6 +291,7 @@ def run_classifier(run: PreparedClassifier, console: PlainConsole) -> TrainedCla
         vocabulary_path=run.vocabulary_path,
         extra_ids=run.vocabulary.extra_ids,
         dtype=run.request.stored_dtype,
+        generation=run.checkpoint.generation,
     )
     return trained
 
@@ -320,6 +321,7 @@ def _write(run: PreparedTraining, arrays: FloatArrays, *, console: PlainConsole)
         arrays=arrays,
         vocabulary_path=run.vocabulary_path,
         extra_ids=run.vocabulary.extra_ids,
+        generation=run.generation,
     )
     try:
         write(dtype=run.request.stored_dtype)

@@ -37,6 +37,7 @@ _OPTIONS = {
     "round_examples": 5,
     "task_prefix": "",
     "vocabulary": None,
+    "stop_strings": ["a,b\n", "c"],
 }
 
 
@@ -60,9 +61,17 @@ def test_a_file_is_the_same_request(write: object, tmp_path: pathlib.Path) -> No
     request, _ = _parsed(config)
     assert request == CalibrateRequest(**_OPTIONS)  # type: ignore[arg-type]
     flags = ["--checkpoint=model", "--data=a.jsonl,b.jsonl", "--thresholds=0.9,0.5", "--delta=0.1", "--stop_gain=2%"]
-    assert request == _parsed(*flags, "--metric=token_f1,rouge_l", "--sequential", "--round_examples=5")[0]
+    flags += ["--metric=token_f1,rouge_l", "--sequential", "--round_examples=5", '--stop_strings=["a,b\\n", "c"]']
+    assert request == _parsed(*flags)[0]
     left_out = {"resume", "vocabulary"}
     assert set(given_flags(flag_parsers()[0], [config])) == _OPTIONS.keys() - left_out
+
+
+def test_stop_strings_may_be_none_at_all(tmp_path: pathlib.Path) -> None:
+    """An empty list of stop strings is another value than none given, which takes the model's."""
+    assert _parsed(_file(tmp_path, "stop_strings: []"))[0].stop_strings == ()
+    assert _parsed("--stop_strings=[]")[0].stop_strings == ()
+    assert _parsed()[0].stop_strings is None
 
 
 def test_flags_win(tmp_path: pathlib.Path) -> None:

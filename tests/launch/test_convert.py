@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 import calm_beam.launch.convert
-from calm_beam.checkpoints import load_checkpoint
+from calm_beam.checkpoints import GenerationFacts, load_checkpoint
 from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
 from calm_beam.launch.cli import main
 from tests.builders import build_arrays, build_config, train_vocabulary, write_hugging_face, write_t5x
@@ -245,11 +245,22 @@ def test_transformers_tokens_are_kept(tmp_path: pathlib.Path) -> None:
     assert generation == {"eos_token_id": 2}
     fields = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**fields, "bos_token_id": 1, "pad_token_id": 2}))
-    (source / "generation_config.json").write_text('{"eos_token_id": [2, 4], "pad_token_id": 3}')
-    assert main(convert) == 0
-    config, generation = (json.loads((output / name).read_text()) for name in ("config.json", "generation_config.json"))
-    assert generation == {"eos_token_id": [2, 4], "bos_token_id": 1, "pad_token_id": 3}
-    assert (config["bos_token_id"], config["pad_token_id"]) == (1, 3)
+    (source / "generation_config.json").write_text('{"eos_token_id": [2, 4], "pad_token_id": 3, "stop_strings": "w9"}')
+    native = tmp_path / "native"
+    assert main(["convert", f"--checkpoint={source}", f"--output={native}", "--layout=native"]) == 0
+    # The folder itself, and by way of the native layout.
+    for folder in (source, native):
+        convert[1] = f"--checkpoint={folder}"
+        assert main(convert) == 0
+        files = ("config.json", "generation_config.json")
+        config, generation = (json.loads((output / name).read_text()) for name in files)
+        assert generation == {"eos_token_id": [2, 4], "bos_token_id": 1, "pad_token_id": 3, "stop_strings": ["w9"]}
+        assert (config["bos_token_id"], config["pad_token_id"]) == (1, 3)
+        assert load_checkpoint(folder).fingerprint() == load_checkpoint(output).fingerprint()
+    write_decoder_only(tmp_path / "plain")
+    plain = ["convert", f"--checkpoint={tmp_path / 'plain'}", f"--output={native}", "--layout=native", "--overwrite"]
+    assert main(plain) == 0
+    assert load_checkpoint(native).generation == GenerationFacts()
 
 
 def test_arrays_are_left_out(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

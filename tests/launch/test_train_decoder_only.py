@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import calm_beam.launch.train.run
-from calm_beam.checkpoints import load_checkpoint, write_native
+from calm_beam.checkpoints import GenerationFacts, load_checkpoint, write_hugging_face, write_native
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
@@ -68,9 +68,10 @@ def test_a_new_model_is_written_with_its_tokenizer(
 def test_prompts_are_learned_as_decoding_sees_them(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Prompts are put in the chat template; targets end with the tokenizer's own of several ids, as a message says."""
+    """The chat template makes prompts, of turns too; targets end with the tokenizer's own of several ids, as told."""
     _, model = _chat_model(tmp_path / "chat")
-    data = write_rows(tmp_path / "rows.jsonl", [{"input": "w5 w0", "references": ["w0 w6", "w8"]}])
+    turns = [{"role": ("user", "assistant")[place % 2], "content": f"w{place + 13}"} for place in range(4)]
+    data = write_rows(tmp_path / "rows.jsonl", [{"input": "w5 w0", "references": ["w0 w6", "w8"]}, {"messages": turns}])
     seen: list[dict[str, Any]] = []
 
     def recorded(*arguments: Any, **options: Any) -> Any:
@@ -80,14 +81,39 @@ def test_prompts_are_learned_as_decoding_sees_them(
     monkeypatch.setattr(calm_beam.launch.train.run, "train", recorded)
     flags = [f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'tuned'}", "--steps=1"]
     flags += ["--chat_template=model", "--system=w9", "--max_target_length=8"]
-    assert main(["train", *flags, "--max_input_length=6"]) == 0
+    assert main(["train", *flags, "--max_input_length=9"]) == 0
     prompt = (11, 9, 11, 5, 0, 12)
-    assert seen[0]["pairs"] == [(prompt, [0, 6]), (prompt, [8])]
+    # The turns before the last question are in its prompt, and its answer alone is learned.
+    assert seen[0]["pairs"] == [(prompt, [0, 6]), (prompt, [8]), ((11, 9, 11, 13, 11, 14, 11, 15, 12), [16])]
     assert seen[0]["end_id"] == 7
     assert "References end with id 7, of 3, 7." in capsys.readouterr().err
     assert main(["train", *flags, "--overwrite", "--max_input_length=5"]) == 2
     assert "its input has 6 tokens, max_input_length is 5. Raise it: prompts that" in capsys.readouterr().err
     assert main(["train", *flags, "--overwrite", "--max_input_length=60"]) == 0
+
+
+def test_what_transformers_needs_outlives_a_training(tmp_path: pathlib.Path) -> None:
+    """Ids of beginning and padding, and stop strings, are kept by both stages of training and by conversion."""
+    config, _ = _chat_model(tmp_path / "chat")
+    source = tmp_path / "source"
+    facts = GenerationFacts(token_ids={"bos_token_id": 1, "pad_token_id": 4}, stop_strings=("w9 w8",))
+    arrays, tokenizer = build_llama_arrays(config, 0), tmp_path / "chat" / "tokenizer.json"
+    write_hugging_face(source, config, arrays=arrays, vocabulary_path=tokenizer, generation=facts)
+    data = write_rows(tmp_path / "rows.jsonl", [{"input": "w5 w0", "references": ["w0 w6", "w8"]}])
+    flags = [f"--data={data}", "--chat_template=model", "--max_target_length=8", "--max_input_length=8"]
+    assert main(["train", f"--checkpoint={source}", *flags, "--steps=1", f"--output={tmp_path / 'steps'}"]) == 0
+    train_classifier = [
+        "train",
+        "--stage=classifier",
+        f"--checkpoint={tmp_path / 'steps'}",
+        f"--validation_data={data}",
+    ]
+    assert main([*train_classifier, *flags, f"--output={tmp_path / 'classified'}"]) == 0
+    out = ["convert", f"--checkpoint={tmp_path / 'classified'}", f"--output={tmp_path / 'out'}"]
+    assert main([*out, "--layout=hugging_face"]) == 0
+    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (fields["bos_token_id"], fields["pad_token_id"], fields["eos_token_id"]) == (1, 4, [3, 7])
+    assert load_checkpoint(tmp_path / "out").generation == facts
 
 
 def test_more_than_the_positions_of_a_model_is_refused(

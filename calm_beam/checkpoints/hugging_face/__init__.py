@@ -8,9 +8,10 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calm_beam.checkpoints.checkpoint import Arrays, Config, StoredModel
+from calm_beam.checkpoints.checkpoint import NO_FACTS, Arrays, Config, GenerationFacts, StoredModel
 from calm_beam.checkpoints.metadata import CheckpointError, read_json, shortened
 from calm_beam.checkpoints.model_folder import (
+    GENERATION,
     SPIECE,
     WEIGHTS,
     check_range,
@@ -25,7 +26,7 @@ from calm_beam.model.llama import LlamaConfig
 
 from . import decoder_only, t5
 from .decoder_only import describe_decoder_only
-from .files import EXITS, GENERATION, Described, in_their_form, read_generation, with_exits, without_exits
+from .files import EXITS, Described, in_their_form, with_exits, without_exits
 from .t5 import describe_t5
 
 # Readers by model_type.
@@ -112,7 +113,7 @@ def write_hugging_face(
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
     dtype: str = "float32",
-    token_ids: Mapping[str, int] | None = None,
+    generation: GenerationFacts = NO_FACTS,
 ) -> None:
     """Writes a folder in transformers' format; each file is written atomically, `config.json` last.
 
@@ -127,7 +128,7 @@ def write_hugging_face(
         left there.
       extra_ids: Number of its sentinels, which a file next to it records.
       dtype: `float32` or `float16`, which transformers then also computes in.
-      token_ids: What `kept_token_ids` returns of the folder that the model is from, if it is one of transformers'.
+      generation: What is kept of the settings that the model came with.
 
     Raises:
       ValueError: If transformers has no model with the same computation; if `dtype` is another one, or a weight is not
@@ -143,8 +144,7 @@ def write_hugging_face(
     own = {name: array for name, array in arrays.items() if name not in described.names}
     # Read first, since it may be in this folder.
     tokenizer_class = _tokenizer_class(vocabulary_path)
-    kept = token_ids or {}
-    with replacing_model(directory, {**described.fields, **kept, "torch_dtype": dtype}):
+    with replacing_model(directory, {**described.fields, **generation.token_ids, "torch_dtype": dtype}):
         write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids, name=SPIECE)
         _write_tokenizer_config(directory, tokenizer_class, extra_ids=extra_ids)
         write_weights(directory / WEIGHTS, tensors, source=arrays, dtype=dtype)
@@ -152,23 +152,7 @@ def write_hugging_face(
             write_weights(directory / EXITS, own, source=arrays, dtype=dtype)
         else:
             (directory / EXITS).unlink(missing_ok=True)
-        write_json(directory / GENERATION, {**described.generation, **kept})
-
-
-def kept_token_ids(directory: pathlib.Path) -> dict[str, int]:
-    """Returns the ids of the beginning and of padding in a folder that transformers saved, by its keys.
-
-    Nothing here uses them, but transformers does when it generates. Those that the folder does not have are left out.
-
-    Args:
-      directory: Folder with `config.json`.
-
-    Raises:
-      CheckpointError: If `config.json` or `generation_config.json` cannot be read.
-    """
-    generation = read_generation(directory, read_json(directory / "config.json"))
-    found = {key: generation.value(key) for key in ("bos_token_id", "pad_token_id")}
-    return {key: index for key, index in found.items() if type(index) is int}
+        write_json(directory / GENERATION, {**described.generation, **generation.fields()})
 
 
 def _tokenizer_class(vocabulary_path: pathlib.Path | None) -> str | None:

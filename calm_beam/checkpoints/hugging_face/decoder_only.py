@@ -350,6 +350,7 @@ def read_decoder_only(
             f"Outputs end with token {' or '.join(map(str, end_ids))}: {source} says so.",
             *generation.not_followed(),
         ),
+        generation=generation.facts(),
     )
 
 

@@ -11,9 +11,9 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from calm_beam.checkpoints.checkpoint import StoredModel
+from calm_beam.checkpoints.checkpoint import GenerationFacts, StoredModel
 from calm_beam.checkpoints.metadata import CheckpointError, read_json, shortened
-from calm_beam.checkpoints.model_folder import read_safetensors
+from calm_beam.checkpoints.model_folder import GENERATION, read_safetensors
 from calm_beam.checkpoints.stored_array import Array, FileStamp, StoredArrays, rows_of, stacked
 from calm_beam.model import parameter_shapes
 from calm_beam.model.architecture import exit_fields
@@ -155,7 +155,6 @@ def written_ends(end_ids: Sequence[int]) -> int | list[int]:
     return end_ids[0] if len(end_ids) == 1 else list(end_ids)
 
 
-GENERATION = "generation_config.json"
 # Settings with which transformers does not generate the most likely tokens, and their values that change nothing.
 _NOT_FOLLOWED: Mapping[str, tuple[object, ...]] = {
     "do_sample": (False,),
@@ -174,8 +173,8 @@ _NOT_FOLLOWED: Mapping[str, tuple[object, ...]] = {
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
 }
-# Ends outputs in transformers, but not here.
 _STOPS = "stop_strings"
+_KEPT_IDS = ("bos_token_id", "pad_token_id")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,26 +236,37 @@ class Generation:
         return named, self.directory / name
 
     def not_followed(self) -> tuple[str, ...]:
-        """Returns sentences on settings with which transformers takes other tokens than the likeliest, or stops."""
+        """Returns a sentence on settings with which transformers takes other tokens than the likeliest, if any."""
         name, fields = ("config.json", self.config) if self.file is None else (GENERATION, self.file)
-        stops = fields.get(_STOPS)
         found = [
             key
             for key, neutral in _NOT_FOLLOWED.items()
             if fields.get(key) is not None and not any(fields[key] == value for value in neutral)
         ]
-        said = []
-        if found:
-            said.append(
-                f"{self.directory / name} sets {', '.join(found)}, which does not count here: every token is the most "
-                "likely one."
+        if not found:
+            return ()
+        return (
+            f"{self.directory / name} sets {', '.join(found)}, which does not count here: every token is the most "
+            "likely one.",
+        )
+
+    def facts(self) -> GenerationFacts:
+        """Returns what is kept of these settings, without start and end, which a model's config has.
+
+        Raises:
+          CheckpointError: If `stop_strings` are not texts.
+        """
+        found = {key: self.value(key) for key in _KEPT_IDS}
+        name, named = self._said(_STOPS)
+        stops = [named] if isinstance(named, str) else named or []
+        if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+            raise CheckpointError(
+                f"{self.directory / name}: {_STOPS} is {shortened(repr(named))}; expected a list of texts, none empty."
             )
-        if stops:
-            said.append(
-                f"{self.directory / name} sets {_STOPS} {shortened(repr(stops))}, which do not count here: tokens "
-                "alone end an output. Name the tokens that these texts are among its eos_token_id."
-            )
-        return tuple(said)
+        return GenerationFacts(
+            token_ids={key: index for key, index in found.items() if type(index) is int},
+            stop_strings=tuple(dict.fromkeys(stops)),
+        )
 
     def value(self, key: str) -> Any:
         """Returns the value of a key: that of `generation_config.json`, else that of `config.json`, else None."""

@@ -137,7 +137,7 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
     names = {name: _their_name(name) for name in parameter_shapes(config)}
     check_names(directory, found=tensors, expected=names.values(), model="T5")
     arrays = {ours: tensors[theirs] if ours == EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
-    return StoredModel(config=config, arrays=stored.of(arrays), stated=stated)
+    return StoredModel(config=config, arrays=stored.of(arrays), stated=stated, generation=generation.facts())
 
 
 def describe_t5(config: T5Config) -> Described:

@@ -7,9 +7,10 @@ The manifest reader imports this, so it needs the standard library only.
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.storage.record_values import AnyText, Count, Text
+from calm_beam.storage.record_values import AnyText, Count, Items, Text
 from calm_beam.storage.records import Record
 
 
@@ -74,8 +75,10 @@ class VocabularyRecord(Record):
       fingerprint: Fingerprint of the SentencePiece model, or of the tokenizer.
       extra_ids: Number of sentinel ids above its pieces.
       chat: How texts become prompts; None if a prompt is the text itself.
+      stop_strings: Texts that end an output, whose text then stops before the first of them; None for none.
     """
 
     fingerprint: Text
     extra_ids: Count
     chat: ChatRecord | None = None
+    stop_strings: Annotated[tuple[Text, ...], Items(1, "have one or more texts, each once", unique=True)] | None = None

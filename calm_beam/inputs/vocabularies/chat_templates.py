@@ -16,11 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calm_beam.errors import UsageError
 from calm_beam.extras import imported
+from calm_beam.inputs.examples import messages_of
 
 from . import ChatRecord, VocabularyError
 from .tokenizer_json import read_text, read_tokenizer_files
@@ -220,25 +221,47 @@ def chat_of(template: str, *, tokenizer: str, system: str | None) -> ChatRecord:
     return chat
 
 
-def rendered(chat: ChatRecord, text: str) -> str:
+def check_turns(chat: ChatRecord) -> None:
+    """Refuses a template that leaves out earlier turns of a chat, so that answers would be to other questions.
+
+    Raises:
+      VocabularyError: If it does, or cannot be rendered.
+    """
+    earlier = ("first probe", "second probe")
+    whole = rendered(chat, "third probe", earlier=earlier)
+    if missing := [text for text in earlier if text not in whole]:
+        whose = "the assistant's" if missing == ["second probe"] else "earlier"
+        raise VocabularyError(
+            f"the chat template leaves out {whose} turns, and the data have chats of several: it made {whole[:200]!r}. "
+            "Pass a template that has all of them."
+        )
+
+
+def rendered(chat: ChatRecord, text: str, *, earlier: Sequence[str] = ()) -> str:
     """Returns the prompt that a chat's template renders from a user's text, up to the start of the answer.
+
+    Args:
+      chat: The template, and the system text.
+      text: The text.
+      earlier: Texts of the turns before it, by user and assistant in turn.
 
     Raises:
       VocabularyError: If the template cannot be rendered within the limits of time, memory and length; says why.
       MissingExtraError: If the package that renders it is not installed.
     """
     imported("jinja2", extra="tokenizers", needed_for="a chat template")
-    texts = [] if chat.system is None else [chat.system]
-    messages = [{"role": "system", "content": system} for system in texts]
+    system = [] if chat.system is None else [chat.system]
+    texts = [*system, *earlier, text]
+    messages = [{"role": "system", "content": each} for each in system]
     variables = {
-        "messages": [*messages, {"role": "user", "content": text}],
+        "messages": [*messages, *messages_of(text, earlier)],
         "tools": None,
         "documents": None,
         "add_generation_prompt": True,
         **chat.tokens,
     }
     try:
-        made = render(chat.template, variables, texts=sum(map(len, (*texts, text))))
+        made = render(chat.template, variables, texts=sum(map(len, texts)))
     except VocabularyError as error:
         if _DATE in str(error):
             raise VocabularyError(
@@ -247,7 +270,7 @@ def rendered(chat: ChatRecord, text: str) -> str:
             ) from error
         raise
     for name, is_there in (("NUL characters", _has_nul), ("lone surrogates, which are no text", _has_surrogate)):
-        if is_there(made) and not any(map(is_there, (*texts, text))):
+        if is_there(made) and not any(map(is_there, texts)):
             raise VocabularyError(f"the chat template makes {name}: no tokenizer knows what they mean.")
     return made
 

@@ -1,7 +1,7 @@
 """Text to token ids and back, by a SentencePiece model or a `tokenizer.json`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from calm_beam.inputs.vocabularies import ChatRecord, VocabularyModel, VocabularyRecord
 from calm_beam.inputs.vocabularies import VocabularyError as VocabularyError
@@ -10,6 +10,7 @@ from calm_beam.inputs.vocabularies.sentence_piece import EOS_ID as EOS_ID
 from calm_beam.inputs.vocabularies.sentence_piece import PAD_ID as PAD_ID
 from calm_beam.inputs.vocabularies.sentence_piece import UNK_ID as UNK_ID
 from calm_beam.inputs.vocabularies.sentence_piece import SentencePieceModel, SentinelsError, extra_ids_beside
+from calm_beam.inputs.vocabularies.stop_strings import StopStrings
 from calm_beam.inputs.vocabularies.tokenizer_json import TokenizerModel, read_tokenizer_files
 from calm_beam.storage import base_name, open_input
 
@@ -23,7 +24,14 @@ _HUGGING_FACE_NAME = "spiece.model"
 class Vocabulary:
     """Text to token ids and back, and prompts from text. Not picklable; workers load their own."""
 
-    def __init__(self, path: str | os.PathLike[str], *, extra_ids: int = 0, chat: ChatRecord | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        extra_ids: int = 0,
+        chat: ChatRecord | None = None,
+        stop_strings: Sequence[str] = (),
+    ) -> None:
         """Loads a vocabulary.
 
         Args:
@@ -32,6 +40,7 @@ class Vocabulary:
             as transformers does, and the tokens that files next to it name are added.
           extra_ids: Number of sentinels to add to a SentencePiece model, 100 for the public T5 vocabularies.
           chat: How texts become prompts; None for the text itself.
+          stop_strings: Texts that end an output.
 
         Raises:
           VocabularyError: If the file is missing or of neither kind, or a SentencePiece model has other ids for pad
@@ -45,6 +54,7 @@ class Vocabulary:
         self._model = _open_model(os.fspath(path), extra_ids=extra_ids)
         self.extra_ids = extra_ids
         self.chat = chat
+        self.stops = StopStrings(stop_strings, self._model) if stop_strings else None
 
     @property
     def size(self) -> int:
@@ -63,7 +73,12 @@ class Vocabulary:
 
     def record(self) -> VocabularyRecord:
         """Returns its record in a manifest or in generations."""
-        return VocabularyRecord(fingerprint=self.fingerprint, extra_ids=self.extra_ids, chat=self.chat)
+        return VocabularyRecord(
+            fingerprint=self.fingerprint,
+            extra_ids=self.extra_ids,
+            chat=self.chat,
+            stop_strings=None if self.stops is None else self.stops.texts,
+        )
 
     def has_sentinels(self) -> bool:
         """Returns whether `<extra_id_0>` is one of the pieces."""
@@ -73,7 +88,7 @@ class Vocabulary:
         """Returns the ids of a text, without eos or other ids before or after a prompt."""
         return self._model.encode(text)
 
-    def encode_prompt(self, text: str, *, room: int) -> tuple[tuple[int, ...], int]:
+    def encode_prompt(self, text: str, *, room: int, earlier: Sequence[str] = ()) -> tuple[tuple[int, ...], int]:
         """Returns the ids of a prompt, cut to `room`, and their number before the cut.
 
         A text that is not a chat gets the vocabulary's ids before and after it, and loses its last ids if there is no
@@ -82,13 +97,15 @@ class Vocabulary:
         Args:
           text: The prompt, with its task prefix.
           room: Most ids.
+          earlier: Texts of a chat's turns before it, by user and assistant in turn.
 
         Raises:
           VocabularyError: If the chat template cannot be rendered.
         """
         if self.chat is not None:
-            ids = tuple(self._model.encode(rendered(self.chat, text)))
+            ids = tuple(self._model.encode(rendered(self.chat, text, earlier=earlier)))
             return ids, len(ids)
+        assert not earlier, "turns need a chat template"
         begins, ends = self._model.begins, self._model.ends
         ids = tuple(self._model.encode(text))
         whole = len(begins) + len(ids) + len(ends)
@@ -107,7 +124,7 @@ class Vocabulary:
 
 
 def open_recorded(path: str | os.PathLike[str], record: VocabularyRecord | None) -> Vocabulary:
-    """Returns a vocabulary with the sentinels and the chat of a record; its file has neither.
+    """Returns a vocabulary with the sentinels, chat and stop strings of a record; its file has none of these.
 
     Args:
       path: Path of a file that `Vocabulary` reads.
@@ -116,11 +133,18 @@ def open_recorded(path: str | os.PathLike[str], record: VocabularyRecord | None)
     Raises:
       VocabularyError: If it cannot be read.
     """
-    return Vocabulary(path) if record is None else Vocabulary(path, extra_ids=record.extra_ids, chat=record.chat)
+    if record is None:
+        return Vocabulary(path)
+    stop_strings = record.stop_strings or ()
+    return Vocabulary(path, extra_ids=record.extra_ids, chat=record.chat, stop_strings=stop_strings)
 
 
 def open_vocabulary(
-    path: str | os.PathLike[str], *, extra_ids: int | None = None, chat: ChatRecord | None = None
+    path: str | os.PathLike[str],
+    *,
+    extra_ids: int | None = None,
+    chat: ChatRecord | None = None,
+    stop_strings: Sequence[str] = (),
 ) -> Vocabulary:
     """Returns a vocabulary with its sentinels.
 
@@ -129,11 +153,13 @@ def open_vocabulary(
       extra_ids: Number of sentinels; None takes the number in the tokenizer files next to it, or 0 if it has sentinels
         itself.
       chat: How texts become prompts; None for the text itself.
+      stop_strings: Texts that end an output.
 
     Raises:
       VocabularyError: If it, or a tokenizer file next to it, cannot be read.
     """
-    return Vocabulary(path, extra_ids=missing_sentinels(path) if extra_ids is None else extra_ids, chat=chat)
+    sentinels = missing_sentinels(path) if extra_ids is None else extra_ids
+    return Vocabulary(path, extra_ids=sentinels, chat=chat, stop_strings=stop_strings)
 
 
 def missing_sentinels(path: str | os.PathLike[str]) -> int:
@@ -152,7 +178,9 @@ def missing_sentinels(path: str | os.PathLike[str]) -> int:
 
 
 def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None, *, end_ids: Sequence[int] = (EOS_ID,)) -> str:
-    """Returns an output's text for metrics, without eos, which is no content and would make outputs more alike.
+    """Returns an output's text for metrics, up to a stop string and without eos.
+
+    Neither is content, and both would make outputs more alike.
 
     Args:
       tokens: Generated ids.
@@ -160,7 +188,15 @@ def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None, *, end_ids
         joined by spaces.
       end_ids: End-of-sequence ids, used without a vocabulary.
     """
-    return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token not in end_ids)
+    if vocabulary is None:
+        return " ".join(str(token) for token in tokens if token not in end_ids)
+    text = vocabulary.decode(tokens)
+    return text if vocabulary.stops is None else vocabulary.stops.cut(text)
+
+
+def ends_output(vocabulary: Vocabulary | None) -> Callable[[Sequence[int]], bool] | None:
+    """Returns what tells a decoder whether a stop string ends an output with its last token; None if none does."""
+    return None if vocabulary is None or vocabulary.stops is None else vocabulary.stops.ends
 
 
 def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:
@@ -177,7 +213,8 @@ def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:
     end = next((place for place, index in enumerate(ids) if index in end_ids), len(ids))
     while end and ids[end - 1] == PAD_ID:
         end -= 1
-    return output_text(ids[:end], vocabulary)
+    # A stop string ends outputs alone: references of the same text, as text and as ids, are equal.
+    return vocabulary.decode(ids[:end]) if vocabulary else output_text(ids[:end], None)
 
 
 def _open_model(path: str, *, extra_ids: int, reads_added: bool = True) -> VocabularyModel:

@@ -363,6 +363,7 @@ def test_tokenizers_of_pieces(tmp_path: pathlib.Path) -> None:
         "tokenizer.ggml.unknown_token_id": 0,
     }
     path = _write(tmp_path / "model.gguf", _config(vocab_size=size), fields=fields)
+    assert load_checkpoint(path).generation.token_ids == {"bos_token_id": 1}
     vocabulary = open_vocabulary(write_gguf_tokenizer(path, tmp_path / "tokenizer"))
     for text in ("The cat sat on the mat.", "a", "Zürich 東京 x", "two  spaces", "the the theory"):
         assert list(vocabulary.encode_prompt(text, room=200)[0]) == [1, *pieces.encode(text)]

@@ -288,10 +288,6 @@ def test_t5x_cannot_hold_other_ends(tmp_path: pathlib.Path) -> None:
         ({"repetition_penalty": 1.1, "min_length": 5}, "sets repetition_penalty, min_length, which"),
         ({"forced_eos_token_id": 1, "suppress_tokens": [3]}, "sets suppress_tokens, forced_eos_token_id, which"),
         (
-            {"stop_strings": ["END"]},
-            "generation_config.json sets stop_strings ['END'], which do not count here: tokens alone end an output.",
-        ),
-        (
             {
                 "stop_strings": None,
                 "num_beams": 1,
@@ -308,6 +304,17 @@ def test_settings_that_do_not_count_are_said(generation: dict[str, Any], words: 
     stated = " ".join(_load_with(tmp_path, generation).stated)
     assert words in stated
     assert bool(stated) == bool(words)
+
+
+def test_stop_strings_of_a_folder(tmp_path: pathlib.Path) -> None:
+    """`stop_strings` are a text or several, each once; anything else is refused by name."""
+    for name, given, found in (("one", "END", ("END",)), ("two", ["b", "a", "b"], ("b", "a")), ("none", None, ())):
+        assert _load_with(tmp_path / name, {"stop_strings": given}).generation.stop_strings == found
+    for place, wrong in enumerate((5, ["END", 5], [""])):
+        with pytest.raises(
+            CheckpointError, match=r"generation_config\.json: stop_strings is .*; expected a list of texts"
+        ):
+            _load_with(tmp_path / f"wrong_{place}", {"stop_strings": wrong})
 
 
 def test_the_vocabulary_that_transformers_reads(tmp_path: pathlib.Path) -> None:

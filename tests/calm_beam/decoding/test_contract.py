@@ -190,6 +190,27 @@ def test_the_variants_differ() -> None:
         assert one != other
 
 
+def _ends_output(tokens: Sequence[int]) -> bool:
+    """Ends outputs by their last two tokens, which no end token could say."""
+    return sum(tokens[-2:]) % 5 == 0
+
+
+@_every_decoder
+def test_what_ends_an_output_besides_end_tokens(decoder: str) -> None:
+    """An output ends with the first token that a function of its tokens names, and is otherwise plain numpy's."""
+    results = _decode(decoder, _model(), ends_output=_ends_output, batch_size=2)
+    cut = 0
+    for prompt, result in zip(_PROMPTS, results, strict=True):
+        for branch, threshold in enumerate((None, *_THRESHOLDS)):
+            decoded = _by_numpy(_RULE, _CONFIG, tuple(prompt), threshold)
+            whole = range(1, len(decoded.tokens) + 1)
+            length = next((count for count in whole if _ends_output(decoded.tokens[:count])), len(whole))
+            kept = {name: getattr(decoded, name)[:length] for name in ("tokens", "exit_layers", "confidences")}
+            _assert_branch_equals(result, branch, dataclasses.replace(decoded, **kept))
+            cut += length < len(whole)
+    assert cut > len(_PROMPTS)
+
+
 @_every_decoder
 @pytest.mark.parametrize(
     ("config", "rule"), [(_SCALABLE, _RULE), (_OTHER, ExitRule(confidence="classifier"))], ids=["scalable", "other"]

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
-from calm_beam.decoding.branches import KnownOutput, PromptResult, Request, sweep_branches
+from calm_beam.decoding.branches import EndsOutput, KnownOutput, PromptResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint
@@ -35,14 +36,20 @@ def _requests(prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | N
     return [Request(prompt, known=None if known is None else known[index]) for index, prompt in enumerate(prompts)]
 
 
-def _decoder(rule: ExitRule, thresholds: tuple[float, ...], *, with_full_model: bool = True) -> Decoder:
+def _decoder(rule: ExitRule, thresholds: tuple[float, ...], *, with_full_model: bool = True, **options: Any) -> Decoder:
     return Decoder(
         _CHECKPOINT,
         sweep_branches(rule, thresholds, max_decode_length=10, with_full_model=with_full_model),
         batch_size=8,
+        **options,
     )
 
 
+def _ends_output(tokens: Sequence[int]) -> bool:
+    return sum(tokens[-2:]) % 4 == 0
+
+
+@pytest.mark.parametrize("ends_output", [None, _ends_output])
 @pytest.mark.parametrize(
     "rule",
     [
@@ -53,14 +60,15 @@ def _decoder(rule: ExitRule, thresholds: tuple[float, ...], *, with_full_model: 
     ],
     ids=lambda rule: f"{rule.confidence}-{rule.state_propagation}-{rule.schedule}",
 )
-def test_blocks_give_the_outputs_of_the_whole_grid(rule: ExitRule) -> None:
+def test_blocks_give_the_outputs_of_the_whole_grid(rule: ExitRule, ends_output: EndsOutput | None) -> None:
     """Decoding the grid in blocks, each from the last output of the block above, changes no output."""
     prompts = _prompts(9)
-    whole = dict(_decoder(rule, _GRID).decode(prompts))
+    whole = dict(_decoder(rule, _GRID, ends_output=ends_output).decode(prompts))
     known = None
     for start, end in ((0, 2), (2, 3), (3, 7)):
         chosen = [*([0] if start == 0 else []), *range(1 + start, 1 + end)]
-        results = dict(_decoder(rule, _GRID[start:end], with_full_model=start == 0).decode(_requests(prompts, known)))
+        block = _decoder(rule, _GRID[start:end], with_full_model=start == 0, ends_output=ends_output)
+        results = dict(block.decode(_requests(prompts, known)))
         for index, result in results.items():
             expected = whole[index]
             np.testing.assert_array_equal(result.tokens, expected.tokens[chosen])

@@ -54,6 +54,20 @@ def test_messages_instead_of_text() -> None:
     assert _parse({"messages": [_ASKED, {"role": "assistant", "content": "So."}]}, keys=keys) == answered
 
 
+def test_a_chat_of_several_turns() -> None:
+    """The last text of the user is the input, and turns before it are a part of the prompt, its digests and its id."""
+    said = {"role": "assistant", "content": "So."}
+    plain, chat = _parse({"input": "Why?"}), _parse({"messages": [_ASKED, said, _ASKED]})
+    assert (chat.input, chat.earlier, chat.references) == ("Why?", ("Why?", "So."), ())
+    assert (plain.earlier, plain.prompt, _parse({"input_ids": [5]}).prompt) == (None, "Why?", (5,))
+    assert chat.prompt == [_ASKED, said, _ASKED]
+    answered = _parse({"messages": [_ASKED, said, _ASKED, {"role": "assistant", "content": "No."}]})
+    assert (answered.prompt, answered.references) == (chat.prompt, ("No.",))
+    assert answered.input_digest() == chat.input_digest() != plain.input_digest()
+    assert chat.content_digest() != dataclasses.replace(chat, earlier=("Why?", "No.")).content_digest()
+    assert len({plain.id, chat.id, answered.id}) == 3
+
+
 def test_messages_beside_a_prompt_are_ignored() -> None:
     """Messages next to a prompt are ignored, as other keys are."""
     assert _parse({"input": "a", "messages": 3}) == _parse({"input": "a"})
@@ -69,7 +83,9 @@ def test_messages_beside_a_prompt_are_ignored() -> None:
         ([{"role": "user", "content": [{"type": "image_url"}]}], "must be a text, or parts of type text."),
         ([{"role": "user", "content": "  "}], "input is empty."),
         ([{"role": "system", "content": "Be brief."}, _ASKED], "messages has a system message. What every chat begins"),
-        ([_ASKED, {"role": "assistant", "content": "So."}, _ASKED], "messages are of user, assistant, user; expected"),
+        ([_ASKED, _ASKED], "messages are of user, user; expected [{"),
+        ([_ASKED, {"role": "tool", "content": "3"}, _ASKED], "messages are of user, tool, user; expected [{"),
+        ([_ASKED, {"role": "assistant", "content": "\0"}, _ASKED], "holds a NUL character"),
         ([{"role": "assistant", "content": "So."}], "messages are of assistant; expected"),
     ],
 )

@@ -88,11 +88,11 @@ def test_schema_is_strict_and_described() -> None:
     assert {name: keys for name, keys in optional.items() if keys} == {
         "thresholds": ["confirmation", "cost", "earlier_plans", "plan", "sequential", "speeds"],
         "settings": ["decoder", "earlier_plans", "sequential"],
-        "vocabulary": ["chat"],
+        "vocabulary": ["chat", "stop_strings"],
         "chat": ["system"],
         "decode": ["confidence_source", "engine", "matmul_precision", "patience"],
         "engine": ["instructions"],
-        "data": ["choosing", "clusters", "failed_ids", "groups", "unseen"],
+        "data": ["choosing", "clusters", "failed_ids", "groups", "several_turns", "unseen"],
         "plan": [
             *("confirm_path", "confirm_share", "group_key", "joint_procedure", "near_ties", "pareto", "sequential"),
             "serve",

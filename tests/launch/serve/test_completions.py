@@ -140,7 +140,12 @@ def test_what_leaves_outputs_as_they_are_is_accepted(client: TestClient, generat
             "not_calibrated",
             r"logit_bias \{'5': 1\} is refused: .* Leave logit_bias out, or pass \{\}",
         ),
-        ("stop", "a", "not_calibrated", "stop 'a' is refused: the promise is about the whole output"),
+        (
+            "stop",
+            "a",
+            "not_calibrated",
+            "stop 'a' is refused: outputs were calibrated without stop strings, and the promise",
+        ),
         ("stop", ["\ud800"], "not_calibrated", "stop"),
         ("suffix", "a", "not_calibrated", "suffix 'a'"),
         ("echo", True, "not_supported", "echo True is refused: this service does not give that"),

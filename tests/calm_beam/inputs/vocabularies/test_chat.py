@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.inputs.vocabularies.chat_templates import OWN_TEMPLATE, chat_of, rendered
+from calm_beam.inputs.vocabularies.chat_templates import OWN_TEMPLATE, chat_of, check_turns, rendered
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.manifest import ChatRecord
 from tests.builders import train_vocabulary
@@ -31,6 +31,21 @@ def test_chats_are_those_of_transformers(family: str) -> None:
         assert rendered(chat, case["prompt"]) == case["text"]
         vocabulary = Vocabulary(FOLDER / family / "tokenizer.json", chat=chat)
         assert vocabulary.encode_prompt(case["prompt"], room=10_000) == (tuple(case["ids"]), len(case["ids"]))
+
+
+def test_turns_before_a_text_are_in_its_prompt() -> None:
+    """The template sees the system's message, earlier turns by user and assistant, and the text that is answered."""
+    chat = _own_chat("mistral", "Be brief.")
+    whole = "<s>[INST] Why? [/INST]So.</s>[INST] Be brief.\n\nAnd? [/INST]"
+    assert rendered(chat, "And?", earlier=("Why?", "So.")) == whole
+    vocabulary = Vocabulary(FOLDER / "mistral" / "tokenizer.json", chat=chat)
+    ids, _ = vocabulary.encode_prompt("And?", room=100, earlier=("Why?", "So."))
+    assert list(ids) == vocabulary.encode(whole)
+    check_turns(chat)
+    with pytest.raises(
+        VocabularyError, match=r"leaves out the assistant's turns, .*: it made '<\|user\|>\\nfirst probe"
+    ):
+        check_turns(_own_chat("zephyr"))
 
 
 def test_chats_are_not_cut() -> None:

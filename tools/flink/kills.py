@@ -131,6 +131,7 @@ class _Disturbed:
     def _disturb(self, process: subprocess.Popen[bytes]) -> None:
         if self._target == LAUNCHER:
             process.kill()
+            process.wait()
         else:
             self._cluster.kill(self._target)
             time.sleep(2)

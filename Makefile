@@ -77,7 +77,7 @@ accelerators: $(INSTALLED)  ## the accelerators' own compilers make what a chang
 accelerators-all: $(INSTALLED)  ## every program for every device, and each check on a broken copy (an hour)
 	$(BIN)/python -m tools.accelerators --all --output=build/accelerators-all.json
 
-flink: $(INSTALLED)  ## every command on a Flink cluster on this machine, and on Prism, compared with one process (needs Java, Maven and Go); FLINK=--runners=prism for one
+flink: $(INSTALLED)  ## every command on clusters of Flink and Spark on this machine, and on Prism, compared with one process (needs Java, Maven and Go); FLINK=--runners=prism for one
 	$(BIN)/python -m tools.flink --output=build/flink $(FLINK)
 
 lint: $(CHECKERS)  ## ruff; neither this nor the next needs Beam or TensorFlow

@@ -58,6 +58,10 @@ class _Cluster:
     flags: type[PipelineOptions]
     jar_flag: str
 
+    @property
+    def page(self) -> str:
+        return f"docs/{self.name.lower()}.md"
+
     def jar(self, options: PipelineOptions) -> str | None:
         given: str | None = getattr(options.view_as(self.flags), self.jar_flag)
         return given
@@ -127,7 +131,7 @@ def _check_cluster(options: PipelineOptions, runner: str) -> None:
     if not (jar := cluster.jar(options)):
         raise UsageError(
             f"--runner={_given(options)} needs --job_endpoint, the address of Beam's job server for {cluster.name}: "
-            f"without it, Beam downloads one. Start it as in docs/flink.md and pass --job_endpoint=localhost:8099, or "
+            f"without it, Beam downloads one. Start it as in {cluster.page} and pass --job_endpoint=localhost:8099, or "
             f"name its jar: --{cluster.jar_flag}."
         )
     if "://" not in jar and not os.path.isfile(jar):
@@ -420,7 +424,7 @@ def _prepare_job_service(options: PipelineOptions) -> None:
             start = (
                 f"Start one: python -m calm_beam.launch.job_service --port={port}"
                 if cluster is None
-                else f"Start Beam's job server for {cluster.name}, with --job-port={port} (docs/flink.md)."
+                else f"Start Beam's job server for {cluster.name}, with --job-port={port} ({cluster.page})."
             )
             raise UsageError(f"--job_endpoint={endpoint}: no job service answers there. {start}") from error
 

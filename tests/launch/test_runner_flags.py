@@ -80,6 +80,10 @@ def test_what_fits_together_passes(flags: list[str]) -> None:
             "--runner=FlinkRunner needs --job_endpoint, the address of Beam's job server for Flink",
         ),
         (["--runner=FlinkRunner", "--flink_master=h:8081"], "Start it as in docs/flink.md and pass --job_endpoint="),
+        (
+            ["--runner=SparkRunner"],
+            "Start it as in docs/spark.md and pass --job_endpoint=localhost:8099, or name its jar",
+        ),
         (["--runner=SparkRunner"], "or name its jar: --spark_job_server_jar."),
         (["--runner=FlinkRunner", "--flink_job_server_jar=/no.jar"], "--flink_job_server_jar=/no.jar: no such file."),
         ([f"--prism_location={sys.executable}"], "needs --runner=PrismRunner, which is missing."),

@@ -217,7 +217,7 @@ def test_job_servers_of_clusters_are_beams(name: str, monkeypatch: pytest.Monkey
         make_runner(PipelineOptions([f"--runner={name}Runner", "--job_endpoint=localhost:1"]))
     assert str(caught.value) == (
         f"--job_endpoint=localhost:1: no job service answers there. Start Beam's job server for {name}, with "
-        "--job-port=1 (docs/flink.md)."
+        f"--job-port=1 (docs/{name.lower()}.md)."
     )
 
 

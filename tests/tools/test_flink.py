@@ -1,17 +1,22 @@
-"""`make flink`: its start, comparison and refusals; and, with the jars, a calibration on a cluster."""
+"""`make flink`: its start, comparison and refusals; and, with the jars, a calibration on clusters."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
+from tools.flink import files
 from tools.flink.checks import Checks, Outcome, differing_files
 from tools.flink.cluster import running_cluster
-from tools.flink.files import EngineError, Engines
+from tools.flink.files import ENGINES, EngineError, Engines
+from tools.flink.local_cluster import LocalCluster
+from tools.flink.spark import running_spark
 
-_NO_FLINK = Engines.here().missing()
+_NO_FLINK, _NO_SPARK = map(Engines.here().missing, ("flink", "spark"))
 _COMMANDS = ("calibrate", "certify")
 _NO_PRISM = "" if Engines.here().prism.is_file() else "no Prism; `make flink` builds it"
 
@@ -38,14 +43,27 @@ def test_outcomes_in_words() -> None:
     assert Outcome(1, 3.2).in_words == "status 1, 3 s"
 
 
-def test_other_jars_are_refused(tmp_path: pathlib.Path) -> None:
-    """An unknown jar is named, and nothing is started with it."""
-    (tmp_path / "beam").mkdir()
-    (tmp_path / "beam" / "0.jar").write_bytes(b"another")
+@pytest.mark.parametrize(("engine", "other"), [("flink", "spark"), ("spark", "flink")])
+def test_other_jars_are_refused(tmp_path: pathlib.Path, engine: str, other: str) -> None:
+    """An unknown jar of an engine or of its job server is named, whatever the jars of the other engine are."""
+    for part in ("beam", engine, other):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "0.jar").write_bytes(b"another")
     engines = Engines(folder=tmp_path)
-    assert "fetches them" in engines.missing() or "no Java" in engines.missing()
+    assert "fetches them" in engines.missing(engine) or "no Java" in engines.missing(engine)
     with pytest.raises(EngineError, match=r"beam/0\.jar.*is missing, unknown, or not the file of sha256\.txt"):
-        engines.check()
+        engines.check(engine)
+    assert list(engines.sums(engine)) == [f"{engine}/0.jar"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_has_known_jars(tmp_path: pathlib.Path, engine: str) -> None:
+    """Without any file, as many jars are missing as have checksums, those of the other engine left out."""
+    known = pathlib.Path(files.__file__).with_name("sha256.txt").read_text(encoding="utf-8").split()[1::2]
+    needed = [name for name in known if name.startswith((f"{engine}/", "beam/"))]
+    assert 0 < len(needed) < len(known)
+    missing = Engines(folder=tmp_path).missing(engine)
+    assert missing.startswith(f"{len(needed)} jars are not in") or missing == "no Java on the PATH"
 
 
 def test_there_are_examples_enough(tmp_path: pathlib.Path) -> None:
@@ -73,16 +91,27 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> _Data:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(bool(_NO_FLINK), reason=_NO_FLINK)
-def test_flink_gives_the_same_and_names_what_fails(data: _Data, tmp_path: pathlib.Path) -> None:
-    """On a cluster of two TaskManagers every file equals one process's; a bad row ends the run with our message."""
+@pytest.mark.parametrize(
+    ("runner", "running"),
+    [
+        pytest.param("flink", running_cluster, marks=pytest.mark.skipif(bool(_NO_FLINK), reason=_NO_FLINK)),
+        pytest.param("spark", running_spark, marks=pytest.mark.skipif(bool(_NO_SPARK), reason=_NO_SPARK)),
+    ],
+)
+def test_clusters_give_the_same_and_name_what_fails(
+    data: _Data,
+    tmp_path: pathlib.Path,
+    runner: str,
+    running: Callable[[Engines], contextlib.AbstractContextManager[LocalCluster]],
+) -> None:
+    """On a cluster of two workers every file equals one process's; a bad row ends the run with our message."""
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "input": "un chat"}\n{"id": "a", "input": "un chien"}\n', encoding="utf-8")
-    with running_cluster(Engines.here()) as cluster:
-        outcomes = {command: data.checks.run(command, runner="flink", flags=cluster.flags) for command in _COMMANDS}
+    with running(Engines.here()) as cluster:
+        outcomes = {command: data.checks.run(command, runner=runner, flags=cluster.flags) for command in _COMMANDS}
         failed = data.checks.start("decode", tmp_path / "failed", (*cluster.flags, f"--data={bad}")).wait()
     for command, outcome in outcomes.items():
-        assert outcome.differing == (), (data.folder / "flink" / f"{command}.log").read_text()
+        assert outcome.differing == (), (data.folder / runner / f"{command}.log").read_text()
     assert failed == 1
     assert "id 'a' occurs 2 times" in (tmp_path / "failed.log").read_text()
 

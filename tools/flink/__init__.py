@@ -1,1 +1,1 @@
-"""Flink and Prism on this machine: fetched, started, and compared with one process."""
+"""Flink, Spark and Prism on this machine: fetched, started, and compared with one process."""

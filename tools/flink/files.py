@@ -1,18 +1,19 @@
-"""The files of Flink, of Beam's job server for it, and of Prism: fetched once, and verified by checksums.
+"""The files of Flink, Spark, Beam's job servers for them, and Prism: fetched once, and verified by checksums.
 
-Flink is the package apache-flink-libraries, whose archive pip verifies with `requirements.txt`. The job server is what
-Maven resolves for `pom.xml`, without Flink, which is there already, and without a newer logger than Flink's. Every jar
-is verified with `sha256.txt` whenever a cluster starts. Prism is built by Go, which verifies its sources with Go's own
-list of checksums.
+Flink is the package apache-flink-libraries and Spark the package pyspark, whose archives pip verifies with the hashes
+in `requirements-*.txt`. The job servers are what Maven resolves for `pom.xml`, without Flink and Spark, which are there
+already, and without a newer logger than Flink's. `make flink` verifies every jar with `sha256.txt` before it starts a
+cluster. Prism is built by Go, which verifies its sources with Go's own list of checksums.
 
-The runner is from Beam 2.70, which is older than the Python package that it runs; the job service below it is from
-2.65. To use newer ones, name them in `pom.xml` and write `sha256.txt` again:
+The runners are from Beam 2.70, which is older than the Python package that they run; the job service below them is
+from 2.65. To use newer ones, name them in `pom.xml` and write `sha256.txt` again:
 
     python -m tools.flink.files --write
 """
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -25,13 +26,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import apache_beam
 
+ENGINES = ("flink", "spark")
 FOLDER_VARIABLE = "CALM_BEAM_ENGINES"
+_PARTS = (*ENGINES, "beam")
 _HERE = pathlib.Path(__file__).parent
 _SUMS = _HERE / "sha256.txt"
 _PRISM = "github.com/apache/beam/sdks/v2/go/cmd/prism"
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-# The jars of Flink that are used: tables, their formats and their planner are not.
-_FLINK_PARTS = ("flink-dist-", "log4j-")
+# Folder of jars in the archive, and what the names of those that are used start with: Flink's tables, their formats and
+# their planner are not.
+_JARS = {"flink": ("lib", ("flink-dist-", "log4j-")), "spark": ("jars", ("",))}
 
 
 class EngineError(Exception):
@@ -43,7 +47,7 @@ class Engines:
     """The locations of the files.
 
     Attributes:
-      folder: Holds `flink/`, `beam/` and `prism`.
+      folder: Holds `flink/`, `spark/`, `beam/` and `prism`.
     """
 
     folder: pathlib.Path
@@ -54,47 +58,49 @@ class Engines:
         cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         return cls(folder=pathlib.Path(os.environ.get(FOLDER_VARIABLE) or cache / "calm-beam" / "engines").absolute())
 
-    @property
-    def flink(self) -> tuple[pathlib.Path, ...]:
-        """Flink's jars."""
-        return tuple(sorted((self.folder / "flink").glob("*.jar")))
-
-    @property
-    def job_server(self) -> tuple[pathlib.Path, ...]:
-        """Jars of Beam's job server, without Flink's."""
-        return tuple(sorted((self.folder / "beam").glob("*.jar")))
+    def jars(self, part: str) -> tuple[pathlib.Path, ...]:
+        """Returns the jars of `flink`, of `spark`, or of Beam's job servers for both (`beam`)."""
+        return tuple(sorted((self.folder / part).glob("*.jar")))
 
     @property
     def prism(self) -> pathlib.Path:
         """The Prism program of the installed Beam's version."""
         return self.folder / f"prism-{apache_beam.__version__}" / "prism"
 
-    def missing(self) -> str:
-        """Returns why no cluster can be started here, as text; empty if one can. Reads no jar."""
+    def missing(self, engine: str) -> str:
+        """Returns why no cluster of `flink` or `spark` can be started here; empty if one can. Reads no jar."""
         if shutil.which("java") is None:
             return "no Java on the PATH"
-        absent = [name for name in _known() if not (self.folder / name).is_file()]
+        absent = [name for name in _known(engine, "beam") if not (self.folder / name).is_file()]
         return f"{len(absent)} jars are not in {self.folder}; `make flink` fetches them" if absent else ""
 
-    def fetch_flink(self) -> None:
-        """Fetches missing files of Flink and of the job server, and verifies all of them.
+    def fetch(self, engine: str) -> None:
+        """Fetches missing jars of `flink` or `spark` and of the job servers, and verifies all of them.
 
         Raises:
           EngineError: If a file is not available, or differs from the known one.
         """
-        known = _known()
-        for part, fetch in (("flink", _fetch_flink), ("beam", _fetch_job_server)):
-            if any(not (self.folder / name).is_file() for name in known if name.startswith(f"{part}/")):
-                _replace(self.folder / part, fetch)
-        self.check()
+        for part in (engine, "beam"):
+            if any(not (self.folder / name).is_file() for name in _known(part)):
+                self.replace(part)
+        self.check(engine)
 
-    def check(self) -> None:
-        """Verifies every jar.
+    def replace(self, part: str) -> None:
+        """Replaces the jars of `flink`, `spark` or `beam` by newly fetched ones.
+
+        Raises:
+          EngineError: If they are not available.
+        """
+        fetch = _fetch_job_servers if part == "beam" else functools.partial(_fetch_engine, part)
+        _replace(self.folder / part, fetch)
+
+    def check(self, engine: str) -> None:
+        """Verifies every jar of `flink` or `spark` and of the job servers.
 
         Raises:
           EngineError: If one differs, is missing, or is unknown.
         """
-        known, found = _known(), self.sums()
+        known, found = _known(engine, "beam"), self.sums(engine, "beam")
         wrong = sorted(name for name in known.keys() | found.keys() if known.get(name) != found.get(name))
         if wrong:
             raise EngineError(
@@ -102,11 +108,12 @@ class Engines:
                 f"not the file of {_SUMS.name}. Remove the folder to fetch it again."
             )
 
-    def sums(self) -> dict[str, str]:
-        """Returns the SHA-256 of every jar, by its path in the folder."""
+    def sums(self, *parts: str) -> dict[str, str]:
+        """Returns the SHA-256 of every jar of some parts, by its path in the folder."""
         return {
             path.relative_to(self.folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (*self.flink, *self.job_server)
+            for part in parts
+            for path in self.jars(part)
         }
 
     def fetch_prism(self) -> None:
@@ -120,9 +127,10 @@ class Engines:
             _run(["go", "install", f"{_PRISM}@v{apache_beam.__version__}"], environment={**os.environ, "GOBIN": folder})
 
 
-def _known() -> dict[str, str]:
-    """Returns the known SHA-256 of jars, by their path in the folder."""
-    return {name: digest for digest, name in map(str.split, _SUMS.read_text(encoding="utf-8").splitlines())}
+def _known(*parts: str) -> dict[str, str]:
+    """Returns the known SHA-256 of the jars of some parts, by their path in the folder."""
+    lines = map(str.split, _SUMS.read_text(encoding="utf-8").splitlines())
+    return {name: digest for digest, name in lines if name.partition("/")[0] in parts}
 
 
 def _replace(folder: pathlib.Path, fetch: Callable[[pathlib.Path, pathlib.Path], None]) -> None:
@@ -136,19 +144,20 @@ def _replace(folder: pathlib.Path, fetch: Callable[[pathlib.Path, pathlib.Path],
         fetched.rename(folder)
 
 
-def _fetch_flink(jars: pathlib.Path, place: pathlib.Path) -> None:
+def _fetch_engine(engine: str, jars: pathlib.Path, place: pathlib.Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:", "--require-hashes"]
-    _run([*pip, f"--requirement={_HERE / 'requirements.txt'}", f"--dest={place}"])
+    _run([*pip, f"--requirement={_HERE / f'requirements-{engine}.txt'}", f"--dest={place}"])
     (archive,) = place.glob("*.tar.gz")
+    folder, names = _JARS[engine]
     with tarfile.open(archive) as packed:
         for member in packed:
             path = pathlib.PurePosixPath(member.name)
-            if path.parent.parts[1:] == ("deps", "lib") and path.name.startswith(_FLINK_PARTS):
+            if path.parent.parts[1:] == ("deps", folder) and path.suffix == ".jar" and path.name.startswith(names):
                 member.name = path.name
                 packed.extract(member, jars, filter="data")
 
 
-def _fetch_job_server(jars: pathlib.Path, _: pathlib.Path) -> None:
+def _fetch_job_servers(jars: pathlib.Path, _: pathlib.Path) -> None:
     _run(["mvn", "--batch-mode", "--quiet", f"--file={_HERE / 'pom.xml'}", _COPY, f"-DoutputDirectory={jars}"])
 
 
@@ -168,11 +177,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     engines = Engines.here()
     try:
         if flags.write:
-            _replace(engines.folder / "flink", _fetch_flink)
-            _replace(engines.folder / "beam", _fetch_job_server)
-            lines = (f"{digest}  {name}\n" for name, digest in sorted(engines.sums().items()))
+            for part in _PARTS:
+                engines.replace(part)
+            lines = (f"{digest}  {name}\n" for name, digest in sorted(engines.sums(*_PARTS).items()))
             _SUMS.write_text("".join(lines), encoding="utf-8")
-        engines.fetch_flink()
+        for engine in ENGINES:
+            engines.fetch(engine)
         engines.fetch_prism()
     except EngineError as error:
         print(error, file=sys.stderr)

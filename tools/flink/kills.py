@@ -19,8 +19,9 @@ import time
 from collections.abc import Sequence
 
 from .checks import Checks, differing_files
-from .cluster import JOB_MANAGER, JOB_SERVER, POOL, Cluster, running_cluster
+from .cluster import JOB_MANAGER, Cluster, running_cluster
 from .files import EngineError, Engines
+from .local_cluster import JOB_SERVER, POOL
 
 LAUNCHER = "launcher"
 _TARGETS = ("task-manager-1", POOL, JOB_MANAGER, LAUNCHER)

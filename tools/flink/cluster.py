@@ -25,6 +25,7 @@ HOST = "127.0.0.1"
 POOL, JOB_SERVER, JOB_MANAGER = "pool", "job-server", "job-manager"
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
+_ENDED = ("FINISHED", "CANCELED", "FAILED")
 _MEMORY = "512m"
 # Flink uses reflection on these; its own scripts open them in the same way.
 _OPEN_PACKAGES = (
@@ -141,6 +142,26 @@ class Cluster:
         """
         with urllib.request.urlopen(f"http://{HOST}:{self._rest}/{path}", timeout=5) as answer:
             return json.load(answer)
+
+    def running_jobs(self) -> tuple[str, ...]:
+        """Returns Flink's ids of the jobs that have not ended."""
+        jobs = self.answer("jobs/overview")["jobs"]
+        return tuple(job["jid"] for job in jobs if job["state"] not in _ENDED)
+
+    def cancel_jobs(self) -> None:
+        """Cancels all jobs that have not ended, and waits for their ends.
+
+        Raises:
+          EngineError: If one does not end.
+        """
+        for job in self.running_jobs():
+            request = urllib.request.Request(f"http://{HOST}:{self._rest}/jobs/{job}", method="PATCH")
+            urllib.request.urlopen(request, timeout=5).close()
+        end = time.monotonic() + _START_SECONDS
+        while self.running_jobs():
+            if time.monotonic() > end:
+                raise EngineError(f"a job does not end; logs are in {self.folder}")
+            time.sleep(0.2)
 
     def peak_memory(self) -> Mapping[str, int]:
         """Returns the peak memory in bytes of each running part, and of each of the pool's workers."""

@@ -40,15 +40,17 @@ from .checks import Checks
 from .cluster import Cluster, running_cluster
 from .files import EngineError, Engines
 
-# What a batch and a stream need beyond the cluster's own flags.
+# What pipelines of a user need beyond the cluster's own flags.
 _KEPT_WORKERS = "--environment_cache_millis=10000"
-_STREAMING = (
-    "--streaming",
-    _KEPT_WORKERS,
+_STREAM = ("--streaming", _KEPT_WORKERS)
+_CHECKPOINTS = (
     "--checkpointing_interval=3000",
     # Without it, Flink's runner may keep what a bundle gave until another bundle begins, which may never be.
     "--finish_bundle_before_checkpointing",
 )
+# The runner cannot store a stream that waits for a side input: a stream with one has no checkpoints. Its sources would
+# then end at once, and the stream with them.
+_NO_CHECKPOINTS = ("--shutdown_sources_after_idle_ms=600000",)
 # Flink's attempts, more than a kill takes.
 _TRIES = 10
 # Far more than a stream takes: one that hangs is reported as such.
@@ -124,7 +126,7 @@ class Serving:
             result = self._answer_batch(handler, folder=there, flags=(*cluster.flags, _KEPT_WORKERS)).run()
             result.wait_until_finish()
             seconds = seconds or time.monotonic() - began
-            wrong += _differences(here, there)
+            wrong += differences(here, there)
             loads[is_shared] = (_values(result, "model-load-msec"), _values(result, "load_model_latency_milli_secs"))
         (shared, workers), (own, _) = loads[True], loads[False]
         if shared != 1:
@@ -161,11 +163,11 @@ class Serving:
         build(self._handler_here(), prompts.at_once(), manifests.at_once(), here).run().wait_until_finish()
         waits = _WAIT_SECONDS * served.WINDOW_SECONDS / _SECONDS_APART
         streams = prompts.one_by_one(wait_seconds=_WAIT_SECONDS), manifests.one_by_one(wait_seconds=waits)
-        pipeline = build(self._handler(), *streams, there, flags=(*cluster.flags, *_STREAMING))
+        pipeline = build(self._handler(), *streams, there, flags=(*cluster.flags, *_STREAM, *_NO_CHECKPOINTS))
         with _streaming(pipeline, cluster) as (_, began):
             _until(lambda: _has_all(here, there))
             seconds = time.monotonic() - began
-        return Finding(seconds=seconds, wrong=_differences(here, there), seen=self._by_manifest(there))
+        return Finding(seconds=seconds, wrong=differences(here, there), seen=self._by_manifest(there))
 
     def _watch(self, cluster: Cluster) -> Finding:
         here, there = self._folders("watch")
@@ -174,7 +176,7 @@ class Serving:
             self._answer_batch(self._handler_here(manifest), folder=here).run().wait_until_finish()
         names = there / "manifests"
         _write(first, names / "1.json")
-        pipeline = _pipeline(flags=(*cluster.flags, *_STREAMING))
+        pipeline = _pipeline(flags=(*cluster.flags, *_STREAM, *_NO_CHECKPOINTS))
         manifests = pipeline | WatchFilePattern(file_pattern=str(names / "*.json"), interval=_WATCH_SECONDS)
         prompts = pipeline | "Prompts" >> self._timed(self._prompts).one_by_one(wait_seconds=_WAIT_SECONDS)
         served.answered(prompts | served.in_windows(), self._handler(), folder=there, model_metadata_pcoll=manifests)
@@ -213,7 +215,9 @@ class Serving:
 
         build(self._handler_here(), prompts.at_once(), here).run().wait_until_finish()
         source = prompts.one_by_one(wait_seconds=_WAIT_SECONDS)
-        with _streaming(build(self._handler(), source, there, flags=(*cluster.flags, *_STREAMING)), cluster) as (
+        with _streaming(
+            build(self._handler(), source, there, flags=(*cluster.flags, *_STREAM, *_CHECKPOINTS)), cluster
+        ) as (
             job,
             began,
         ):
@@ -225,7 +229,7 @@ class Serving:
             _until(lambda: _has_all(here, there))
             seconds = time.monotonic() - began
             checkpoints = cluster.answer(f"jobs/{job}/checkpoints")["counts"]
-        wrong = list(_differences(here, there))
+        wrong = list(differences(here, there))
         if not checkpoints["restored"]:
             wrong.append("no checkpoint was restored")
         if not served.stored(here / served.ALARMS):
@@ -319,13 +323,13 @@ def _has_all(here: pathlib.Path, there: pathlib.Path) -> bool:
     return all(len(served.stored(there / name)) >= len(served.stored(here / name)) for name in _OUTPUTS)
 
 
-def _differences(here: pathlib.Path, there: pathlib.Path) -> tuple[str, ...]:
+def differences(here: pathlib.Path, there: pathlib.Path) -> tuple[str, ...]:
     """Returns what a run on the cluster has stored otherwise than one process."""
     wrong = []
     for name in _OUTPUTS:
         one, other = ({_text(row) for row in served.stored(folder / name)} for folder in (here, there))
         if one != other:
-            wrong.append(f"{name}: {len(one - other)} missing, {len(other - one)} that one process has not")
+            wrong.append(f"{name}: {len(one - other)} missing, {len(other - one)} that one process does not have")
     return tuple(wrong)
 
 

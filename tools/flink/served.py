@@ -90,6 +90,11 @@ def metadata_of(path: str) -> ModelMetadata:
     return ModelMetadata(model_id=path, model_name=pathlib.Path(path).stem)
 
 
+def newest_manifest(folder: str) -> ModelMetadata:
+    """Returns what tells `RunInference` of the last manifest of a folder, by name."""
+    return metadata_of(str(max(pathlib.Path(folder).glob("*.json"))))
+
+
 def store_rows(folder: pathlib.Path) -> beam.PTransform:
     """Returns a transform that stores rows in a folder, each different one as a file.
 

@@ -6,7 +6,7 @@ On the demo model, under a manifest calibrated here, on a cluster of two TaskMan
 
 * answers: a batch of prompts is answered to the bit as in one process, and the two workers load one model.
 * swap: in a stream, a side input names another manifest; each window is answered under its own.
-* watch: in a stream, another manifest is written into a watched folder; from then on it answers.
+* watch: in a stream, each window looks for the newest manifest of a folder; one that is written there soon answers.
 * kill: in a stream with checkpoints, a TaskManager is killed with SIGKILL once the monitor has a state, and started
   again; answers, states and alarms are those of one process, so that no loss counts twice or is left out.
 
@@ -18,6 +18,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
 import sys
@@ -26,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.ml.inference.utils import WatchFilePattern
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult
@@ -56,7 +56,7 @@ _TRIES = 10
 # Far more than a stream takes: one that hangs is reported as such.
 _LONGEST = 420.0
 _SECONDS_APART, _WAIT_SECONDS = 2.0, 1.5
-_WATCH_SECONDS = 3.0
+_WINDOW_WAIT_SECONDS = _WAIT_SECONDS * served.WINDOW_SECONDS / _SECONDS_APART
 _TASK_MANAGER = "task-manager-1"
 _DOWN_SECONDS = 2.0
 
@@ -103,6 +103,7 @@ class Serving:
         with open(folder / "rows.jsonl", encoding="utf-8") as file:
             rows = [json.loads(line) for line in file]
         self._prompts = tuple(NamedPrompt(id=row["id"], prompt=row["input"]) for row in rows)
+        self._windows = math.ceil(len(self._prompts) * _SECONDS_APART / served.WINDOW_SECONDS)
 
     def run(self, check: str, cluster: Cluster) -> Finding:
         """Runs a check on a cluster."""
@@ -138,8 +139,7 @@ class Serving:
         here, there = self._folders("swap")
         prompts = self._timed(self._prompts)
         first, second = self._manifests
-        windows = round(len(self._prompts) * _SECONDS_APART / served.WINDOW_SECONDS)
-        paths = (first,) * (windows // 2) + (second,) * (windows - windows // 2)
+        paths = (first,) * (self._windows // 2) + (second,) * (self._windows - self._windows // 2)
         manifests = served.Timed(elements=paths, seconds_apart=served.WINDOW_SECONDS)
 
         def build(
@@ -161,8 +161,10 @@ class Serving:
             return pipeline
 
         build(self._handler_here(), prompts.at_once(), manifests.at_once(), here).run().wait_until_finish()
-        waits = _WAIT_SECONDS * served.WINDOW_SECONDS / _SECONDS_APART
-        streams = prompts.one_by_one(wait_seconds=_WAIT_SECONDS), manifests.one_by_one(wait_seconds=waits)
+        streams = (
+            prompts.one_by_one(wait_seconds=_WAIT_SECONDS),
+            manifests.one_by_one(wait_seconds=_WINDOW_WAIT_SECONDS),
+        )
         pipeline = build(self._handler(), *streams, there, flags=(*cluster.flags, *_STREAM, *_NO_CHECKPOINTS))
         with _streaming(pipeline, cluster) as (_, began):
             _until(lambda: _has_all(here, there))
@@ -177,7 +179,13 @@ class Serving:
         names = there / "manifests"
         _write(first, names / "1.json")
         pipeline = _pipeline(flags=(*cluster.flags, *_STREAM, *_NO_CHECKPOINTS))
-        manifests = pipeline | WatchFilePattern(file_pattern=str(names / "*.json"), interval=_WATCH_SECONDS)
+        looks = served.Timed(elements=(str(names),) * self._windows, seconds_apart=served.WINDOW_SECONDS)
+        manifests = (
+            pipeline
+            | "Looks" >> looks.one_by_one(wait_seconds=_WINDOW_WAIT_SECONDS)
+            | "LookWindows" >> served.in_windows()
+            | beam.Map(served.newest_manifest)
+        )
         prompts = pipeline | "Prompts" >> self._timed(self._prompts).one_by_one(wait_seconds=_WAIT_SECONDS)
         served.answered(prompts | served.in_windows(), self._handler(), folder=there, model_metadata_pcoll=manifests)
         with _streaming(pipeline, cluster) as (_, began):
@@ -304,12 +312,26 @@ def _streaming(pipeline: beam.Pipeline, cluster: Cluster) -> Iterator[tuple[str,
     began = time.monotonic()
     pipeline.run()
     try:
-        _until(lambda: bool(cluster.running_jobs()))
-        (job,) = cluster.running_jobs()
-        yield job, began
+        yield _running_job(cluster), began
     finally:
         # Beam's own `cancel` leaves the job to run on Flink.
         cluster.cancel_jobs()
+
+
+def _running_job(cluster: Cluster) -> str:
+    """Returns Flink's id of the one job, once it has begun.
+
+    Raises:
+      EngineError: If none begins.
+    """
+    end = time.monotonic() + _LONGEST
+    while time.monotonic() < end:
+        # A JobManager that is given a job answers late.
+        with contextlib.suppress(OSError):
+            if jobs := cluster.running_jobs():
+                return jobs[0]
+        time.sleep(0.2)
+    raise EngineError(f"no job has begun; logs are in {cluster.folder}")
 
 
 def _until(is_reached: Callable[[], bool]) -> None:

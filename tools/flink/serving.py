@@ -40,7 +40,7 @@ from .checks import Checks
 from .cluster import Cluster, running_cluster
 from .files import EngineError, Engines
 
-# What pipelines of a user need beyond the cluster's own flags.
+# Flags that pipelines of a user need beyond the cluster's own flags.
 _KEPT_WORKERS = "--environment_cache_millis=10000"
 _STREAM = ("--streaming", _KEPT_WORKERS)
 _CHECKPOINTS = (
@@ -63,7 +63,7 @@ _DOWN_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
       seconds: How long the cluster took.

@@ -6,12 +6,16 @@ restart.
 
 import contextlib
 import pathlib
+import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 
-from .files import Engines
+from .files import EngineError, Engines
 from .local_cluster import HOST, JOB_SERVER, LocalCluster, running
 
 JOB_MANAGER = "job-manager"
+_ENDED = ("FINISHED", "CANCELED", "FAILED")
+_CANCEL_SECONDS = 120.0
 _SHARED = {
     "jobmanager.rpc.address": HOST,
     "jobmanager.bind-host": HOST,
@@ -66,6 +70,34 @@ class Cluster(LocalCluster):
     def flags(self) -> tuple[str, ...]:
         """The flags for running a command here."""
         return ("--runner=FlinkRunner", *super().flags, f"--parallelism={len(self._members)}")
+
+    def running_jobs(self) -> tuple[str, ...]:
+        """Returns Flink's ids of the jobs that have not ended.
+
+        Raises:
+          OSError: If the JobManager does not answer.
+        """
+        jobs = self.answer("jobs/overview")["jobs"]
+        return tuple(job["jid"] for job in jobs if job["state"] not in _ENDED)
+
+    def cancel_jobs(self) -> None:
+        """Cancels all jobs that have not ended, and waits for their ends.
+
+        Raises:
+          EngineError: If one does not end.
+        """
+        end = time.monotonic() + _CANCEL_SECONDS
+        while time.monotonic() < end:
+            # A busy JobManager answers late.
+            with contextlib.suppress(OSError):
+                jobs = self.running_jobs()
+                if not jobs:
+                    return
+                for job in jobs:
+                    request = urllib.request.Request(f"http://{HOST}:{self._rest}/jobs/{job}", method="PATCH")
+                    urllib.request.urlopen(request, timeout=5).close()
+            time.sleep(1)
+        raise EngineError(f"a job does not end; logs are in {self.folder}")
 
     def _engine_command(self, name: str) -> Sequence[str]:
         # Flink's jars first: its logger is the older one, for which it has a bridge.

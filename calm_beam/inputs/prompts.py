@@ -12,6 +12,13 @@ NO_TEMPLATE_FOR_TURNS = (
 """End of messages about such a chat without a template."""
 
 
+ONE_TURN = (
+    "has earlier turns, and the calibrated chats had one turn each: nothing is promised about answers to later ones. "
+    "Calibrate on chats of several turns"
+)
+"""End of messages about a chat of several turns under a promise about chats of one."""
+
+
 class PromptSettings(Protocol):
     """How prompts become token ids."""
 

@@ -27,7 +27,7 @@ from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.inputs.examples import AnyPrompt
-from calm_beam.inputs.prompts import Prompt, encode_prompt
+from calm_beam.inputs.prompts import ONE_TURN, Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, ends_output, output_text
 from calm_beam.manifest import (
     ANY_ENTRY,
@@ -72,11 +72,6 @@ def named_while_waiting(phase: str) -> Iterator[None]:
 
 _LOGGER = logging.getLogger(__name__)
 _NOTHING = Declared()
-ONE_TURN = (
-    "has earlier turns, and the calibrated chats had one turn each: nothing is promised about answers to later ones. "
-    "Calibrate on chats of several turns"
-)
-"""End of messages about a chat of several turns under a promise about chats of one."""
 _COMPILING = (
     "calm-beam: compiling for prompts of this length, once; the next ones do not wait (generator.warm_up() does it for "
     "all lengths)"

@@ -23,7 +23,7 @@ from calm_beam.checkpoints import (
 from calm_beam.errors import UsageError
 from calm_beam.inputs import AS_USUAL, Reading, place_of, read_examples
 from calm_beam.inputs.examples import DataError, Example
-from calm_beam.inputs.vocabularies.chat_templates import chosen_chat
+from calm_beam.inputs.vocabularies.chat_templates import check_turns, chosen_chat
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary as with_its_sentinels
 from calm_beam.launch.flags.shared_options import checked_metrics, declared, find_files, metric_settings
@@ -280,6 +280,11 @@ def _learning(
 ) -> dict[str, Any]:
     """Returns what both stages learn from, as fields of `Prepared`."""
     vocabulary = open_vocabulary(path, model, request=request)
+    if vocabulary.chat is not None and any(row.earlier is not None for row in (*rows, *validation_rows)):
+        try:
+            check_turns(vocabulary.chat)
+        except VocabularyError as error:
+            raise UsageError(str(error)) from error
     learned, measured = encoded_pairs(
         request.task_prefix,
         vocabulary,

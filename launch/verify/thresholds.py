@@ -26,6 +26,7 @@ from calm_beam.errors import UsageError
 from calm_beam.exits.measures import check_named
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.inputs.examples import Example
+from calm_beam.inputs.prompts import ONE_TURN
 from calm_beam.inputs.vocabularies.chat_templates import NO_TEMPLATE
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.requests import calling
@@ -269,6 +270,9 @@ def _checked_data(run: PreparedSweep, request: VerifyRequest, *, promises: Promi
             f"--data {','.join(request.patterns or ())}: is the calibration set itself. What chose the threshold "
             "cannot test it: take examples that were drawn anew."
         )
+    later = next((example for example in unique if example.earlier is not None), None)
+    if later is not None and not manifest.takes_several_turns:
+        raise UsageError(f"{later.in_words()}: {ONE_TURN}.")
     known = {group.name for group in manifest.data.groups or ()}
     if manifest.data.groups is not None and (unknown := {str(example.group) for example in fresh} - known):
         say(

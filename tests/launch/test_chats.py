@@ -161,12 +161,16 @@ def test_a_second_turn_is_promised_nothing_by_chats_of_one(
     model: pathlib.Path, of_turns: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under a promise about chats of one turn, several are refused; so are data with several without a template."""
-    assert _calibrate(model, tmp_path / "run", "--chat_template=model") == 0
+    assert _calibrate(model, tmp_path / "run", f"--chat_template={of_turns / 'all.jinja'}") == 0
     manifest = read_manifest(tmp_path / "run" / "manifest.json")
     assert (manifest.data.several_turns, manifest.takes_several_turns) == (None, False)
     generator = calm_beam.Generator.from_manifest(manifest, model)
     with pytest.raises(PromptError, match=r"the prompt: has earlier turns, and the calibrated chats had one turn each"):
         generator.generate(_turns("a", "so", "and then"))
+    fresh = write_rows(tmp_path / "fresh.jsonl", [{"id": "later", "messages": _turns("a", "so", "and then")}])
+    under = [f"--manifest={tmp_path / 'run'}", f"--checkpoint={model}"]
+    assert main(["verify", *under, f"--data={fresh}"]) == 2
+    assert "example later: has earlier turns, and the calibrated chats had" in " ".join(capsys.readouterr().err.split())
     flags = (f"--checkpoint={model}", f"--data={of_turns / 'chats.jsonl'}", f"--output={tmp_path / 'none'}")
     assert main(["calibrate", *flags, *_FLAGS, "--chat_template=none"]) == 2
     said = " ".join(capsys.readouterr().err.split())

@@ -68,9 +68,10 @@ def test_a_new_model_is_written_with_its_tokenizer(
 def test_prompts_are_learned_as_decoding_sees_them(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Prompts are put in the chat template; targets end with the tokenizer's own of several ids, as a message says."""
+    """The chat template makes prompts, of turns too; targets end with the tokenizer's own of several ids, as told."""
     _, model = _chat_model(tmp_path / "chat")
-    data = write_rows(tmp_path / "rows.jsonl", [{"input": "w5 w0", "references": ["w0 w6", "w8"]}])
+    turns = [{"role": ("user", "assistant")[place % 2], "content": f"w{place + 13}"} for place in range(4)]
+    data = write_rows(tmp_path / "rows.jsonl", [{"input": "w5 w0", "references": ["w0 w6", "w8"]}, {"messages": turns}])
     seen: list[dict[str, Any]] = []
 
     def recorded(*arguments: Any, **options: Any) -> Any:
@@ -80,9 +81,10 @@ def test_prompts_are_learned_as_decoding_sees_them(
     monkeypatch.setattr(calm_beam.launch.train.run, "train", recorded)
     flags = [f"--checkpoint={model}", f"--data={data}", f"--output={tmp_path / 'tuned'}", "--steps=1"]
     flags += ["--chat_template=model", "--system=w9", "--max_target_length=8"]
-    assert main(["train", *flags, "--max_input_length=6"]) == 0
+    assert main(["train", *flags, "--max_input_length=9"]) == 0
     prompt = (11, 9, 11, 5, 0, 12)
-    assert seen[0]["pairs"] == [(prompt, [0, 6]), (prompt, [8])]
+    # The turns before the last question are in its prompt, and its answer alone is learned.
+    assert seen[0]["pairs"] == [(prompt, [0, 6]), (prompt, [8]), ((11, 9, 11, 13, 11, 14, 11, 15, 12), [16])]
     assert seen[0]["end_id"] == 7
     assert "References end with id 7, of 3, 7." in capsys.readouterr().err
     assert main(["train", *flags, "--overwrite", "--max_input_length=5"]) == 2

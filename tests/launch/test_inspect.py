@@ -305,4 +305,4 @@ def test_chats_of_a_manifest(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
         chat = ChatRecord(template="{{ messages }}", tokens={}, system=system)
         vocabulary = VocabularyRecord(fingerprint=f"sha256:{'1' * 64}", extra_ids=0, chat=chat)
         assert main(["inspect", str(_write(tmp_path / f"{system}.json", vocabulary=vocabulary))]) == 0
-        assert f"Prompts are chats, by a template, with {words}." in capsys.readouterr().out
+        assert f"Prompts are chats, by a template, with {words}; all of one turn." in capsys.readouterr().out

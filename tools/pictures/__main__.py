@@ -18,6 +18,7 @@ from calm_beam.storage import replacing
 from tools.demo_task import write_data
 
 from . import throughput
+from .badges import badges
 from .report import Scheme, find_browser, photographed, photographed_section
 from .terminal import drawn, printed
 from .tradeoff import Point, draw, measure_times, proved_point, read_points
@@ -175,6 +176,12 @@ def _run(*argv: str) -> None:
         raise RuntimeError(f"calm-beam {' '.join(argv)} failed.")
 
 
+def make_badges(_: pathlib.Path, output: pathlib.Path) -> None:
+    """Makes README's badges."""
+    for name, drawing in badges().items():
+        _write(output / name, drawing.encode())
+
+
 _MAKERS: Mapping[str, Callable[[pathlib.Path, pathlib.Path], None]] = {
     "report": make_report,
     "risk": make_risk,
@@ -183,6 +190,7 @@ _MAKERS: Mapping[str, Callable[[pathlib.Path, pathlib.Path], None]] = {
     "terminal": make_terminal,
     "throughput": make_throughput,
     "tradeoff": make_tradeoff,
+    "badges": make_badges,
 }
 
 

@@ -109,7 +109,7 @@ def test_decisions_are_numbered_and_dated() -> None:
 
 
 def test_the_door_is_small() -> None:
-    """README has at most 1,200 words and two small pictures besides badges, and ARCHITECTURE.md is a page of 700 words."""
+    """README has at most 1,200 words, and two small pictures besides badges; ARCHITECTURE.md has at most 700 words."""
     assert len((_ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1200
     assert len(_ARCHITECTURE.split()) <= 700
     assert len([picture for picture in _PICTURES if not picture.name.startswith("badge-")]) == 2

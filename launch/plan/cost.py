@@ -211,6 +211,8 @@ def _saved_in_words(forecasts: Sequence[StopForecast], job: Job, cost: Cost, *, 
     saved = [each.saved for each in forecasts if each.saved is not None]
     if not saved:
         return None
+    if not min(saved):
+        return "Stopping early saves nothing here: one of these is not proved by fewer examples than all."
     seconds = min(saved) * cost.decode_seconds.value
     unit, length = unit_of(seconds)
     money = "" if price is None else f", and {short_number(seconds / 3600 * job.workers * price)} of the money"

@@ -13,6 +13,7 @@ _MAY_TAKE_MORE = {
     "calm_beam/calibration/confirmation.py": ["confirmed_calibration"],
     "calm_beam/calibration/pareto.py": ["pareto_calibration"],
     "calm_beam/decoding/decoder.py": ["Decoder.__init__"],
+    "calm_beam/decoding/early_exit.py": ["EarlyExitDecoder.__init__"],
     "calm_beam/decoding/xla/steps.py": ["run_layer"],
     "calm_beam/serving/generator.py": ["Generator.__init__", "Generator.from_manifest"],
     "calm_beam/training/train.py": ["train"],

@@ -14,6 +14,7 @@ _BEAMS = {
     "--direct_running_mode",
     "--environment_config",
     "--environment_type",
+    "--files_to_stage",
     "--job_endpoint",
     "--max_num_workers",
     "--parallelism",

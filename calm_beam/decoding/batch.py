@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -151,6 +152,18 @@ OnShape = Callable[[int, int], None]
 """Called with the number of shapes compiled so far, and the total."""
 
 
+class ExpectedPrompts(NamedTuple):
+    """The prompts that a batch prepares for, by the width that they are padded to.
+
+    Attributes:
+      counts: Number of prompts at a time.
+      prefixes: The tokens that all prompts begin with, of widths where they are to be prefilled only once.
+    """
+
+    counts: Mapping[int, int]
+    prefixes: Mapping[int, Sequence[int]]
+
+
 class Batch:
     """Slots of prompts, with the tokens that their branches have generated."""
 
@@ -162,8 +175,7 @@ class Batch:
         weights: Weights,
         thresholds: np.ndarray,
         budget: Budget,
-        counts: Mapping[int, int],
-        prefixes: Mapping[int, Sequence[int]] | None = None,
+        expected: ExpectedPrompts,
         admits_few: bool = False,
         ends_output: EndsOutput | None = None,
     ) -> None:
@@ -176,13 +188,12 @@ class Batch:
           thresholds: float32, shape (steps, branches); +inf in a branch of the full model. Default for requests that
             name no others.
           budget: How many prompts and cached tokens fit at a time.
-          counts: Expected number of prompts of each width at a time.
-          prefixes: By width, the tokens that all its prompts begin with, if they are to be prefilled only once.
+          expected: The prompts to prepare for.
           admits_few: See `Admission`.
           ends_output: What ends an output besides end tokens; None for nothing.
         """
         self._model, self._weights, self._ends_output = model, weights, ends_output
-        config = model.config
+        config, counts = model.config, expected.counts
         self._architecture = architecture_of(config)
         steps, num_branches = self._steps, _ = thresholds.shape
         # Buffer sizes are part of the compiled shapes, so only a few sizes exist for any number of prompts.
@@ -219,7 +230,7 @@ class Batch:
             num_branches=num_branches,
             steps=steps,
             sources=places,
-            prefixes=prefixes or {},
+            prefixes=expected.prefixes,
             widths=np.zeros(slots, np.int32),
             places=np.zeros(slots, np.int32),
             lengths=np.ones(slots, np.int32),

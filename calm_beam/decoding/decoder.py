@@ -27,7 +27,7 @@ from calm_beam.model import architecture_of, network_of
 from calm_beam.model.interface import EarlyExitModel
 from calm_beam.precision import FLOAT32, Precision
 
-from .batch import Batch
+from .batch import Batch, ExpectedPrompts
 from .branches import Branch, Branches, EndsOutput, NearTies, PromptResult, Request
 from .compilation import common_prefix, joined_widths, members_by_width, widths_up_to
 from .device_groups import device_groups, placed
@@ -90,7 +90,7 @@ class GroupDecoder:
         budget = dataclasses.replace(self._budget, slots=min(self.slots, max(1, room)))
         widths = {width: range(budget.slots) for width in widths_up_to(self._max_input_length)}
         counts = dict.fromkeys(joined_widths(widths, tokens=self._source_tokens()), budget.slots)
-        return self._batch(budget, counts, admits_few=True)
+        return self._batch(budget, ExpectedPrompts(counts, {}), admits_few=True)
 
     def decode(self, requests: Sequence[Request]) -> Iterator[tuple[Request, PromptResult]]:
         """Yields every request with its outputs, in the order in which they end; the requests must be distinct.
@@ -129,7 +129,7 @@ class GroupDecoder:
         """Yields the given members of the requests with their outputs."""
         members_by_width = joined_widths(members_by_width, tokens=self._source_tokens())
         counts = {width: len(members) for width, members in members_by_width.items()}
-        batch = self._batch(self._budget, counts, prefixes=self._prefixes(requests, members_by_width))
+        batch = self._batch(self._budget, ExpectedPrompts(counts, self._prefixes(requests, members_by_width)))
         # Long prompts tend to have long outputs: started first, they do not run alone at the end.
         waiting = {
             width: collections.deque(
@@ -163,14 +163,7 @@ class GroupDecoder:
         steps, num_branches = self._thresholds.shape
         return self._budget.source_tokens(steps * num_branches)
 
-    def _batch(
-        self,
-        budget: Budget,
-        counts: dict[int, int],
-        *,
-        prefixes: dict[int, Sequence[int]] | None = None,
-        admits_few: bool = False,
-    ) -> Batch:
+    def _batch(self, budget: Budget, expected: ExpectedPrompts, *, admits_few: bool = False) -> Batch:
         with self._weights.group.running():
             return Batch(
                 self._model,
@@ -178,8 +171,7 @@ class GroupDecoder:
                 weights=self._weights,
                 thresholds=self._thresholds,
                 budget=budget,
-                counts=counts,
-                prefixes=prefixes,
+                expected=expected,
                 admits_few=admits_few,
                 ends_output=self._ends_output,
             )

@@ -83,12 +83,12 @@ def test_a_gguf_file_of_phi_is_read_as_transformers_reads_it(changes: dict[str, 
         fields={**fields_of(config, architecture="phi3"), "phi3.vocab_size": config.vocab_size},
         kinds={"blk.0.attn_qkv.weight": "Q8_0", "blk.1.ffn_up.weight": "Q4_1", "blk.2.attn_qkv.weight": "F16"},
     )
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", pad_token_id=0)
     checkpoint = load_checkpoint(tmp_path / "model.gguf")
     network = network_of(checkpoint.config)
     for tokens in reference.sequences(41):
         found = network.apply({"params": checkpoint.parameters()}, np.array([tokens], np.int32))
-        np.testing.assert_allclose(found[:, 0], reference.layer_logits(theirs, tokens), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found[:, 0], reference.layer_logits(theirs.eval(), tokens), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from calm_beam.model.llama import LlamaConfig, RopeScaling, parameter_shapes
 from .checkpoint import GenerationFacts, StoredModel
 from .metadata import CheckpointError, check_is_file, check_memory, shortened
 from .rearranged import changed, turned
-from .stored_array import Array, FileStamp, Slices, StoredArray, StoredArrays
+from .stored_array import Array, FileStamp, Slices, StoredArray, StoredArrays, rows_of
 
 SUFFIX = ".gguf"
 _EXTRA, _NEEDED_FOR = "gguf", "reading GGUF"
@@ -42,6 +42,11 @@ class Family:
       turned_pattern: Every n-th layer has no rotary positions; None if all layers have them.
       widest_depth: Depth of the one size whose queries are divided by the root of width / number of heads.
       turns_by_flag: Whether `rope.scaling.finetuned` = false turns rotary positions off.
+      turns_some: Whether rotary positions may turn only a part of each head, and be scaled by tables of factors
+        (longrope).
+      has_window: Whether `attention.sliding_window` is needed: a window in all layers, unless it is 0.
+      sublayers: Names of sub-layers in GGUF that differ from the usual ones. Sub-layers of one name are stored in one
+        tensor, one after another in its rows, in the order of `parameter_shapes`.
     """
 
     neighbours: bool = False
@@ -53,6 +58,9 @@ class Family:
     turned_pattern: int | None = None
     widest_depth: int | None = None
     turns_by_flag: bool = False
+    turns_some: bool = False
+    has_window: bool = False
+    sublayers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 FAMILIES = {
@@ -89,6 +97,14 @@ FAMILIES = {
         turns_by_flag=True,
     ),
     "smollm3": Family(neighbours=True, turned_pattern=4),
+    "phi3": Family(
+        turns_some=True,
+        has_window=True,
+        sublayers={
+            **{f"self_attention/{name}": "attn_qkv" for name in ("query", "key", "value")},
+            "mlp/wi_0": "ffn_up",
+        },
+    ),
 }
 
 # Keys of an architecture that are read, and keys that do not matter here.
@@ -111,7 +127,7 @@ _READ = {
     "rope.scaling.yarn_beta_slow",
 }
 _WINDOW, _PATTERN, _LOCAL_THETA = "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"
-_TURNS = "rope.scaling.finetuned"
+_TURNS, _ATTENTION_FACTOR = "rope.scaling.finetuned", "rope.scaling.attn_factor"
 _IGNORED = {"vocab_size", _TURNS, "leading_dense_block_count"}
 _THETA = 10_000.0
 
@@ -139,6 +155,8 @@ _SUBLAYERS = {
 _TURNED = re.compile(r"decoder/layers_\d+/self_attention/(?:query|key)/(?:kernel|bias)")
 # Divisors of the rotary frequencies in Llama 3.1 and its relatives, one number for each pair.
 _FREQUENCIES = "rope_freqs.weight"
+# Divisors up to the original positions, and beyond them.
+_SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -227,15 +245,16 @@ def read_gguf(path: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredMode
             f"{', '.join(map(repr, FAMILIES))}."
         )
     tensors: dict[str, Array] = {each: tensor for each, tensor in file.tensors.items() if keeps(each)}
-    frequencies = tensors.pop(_FREQUENCIES, None)
+    of_positions = (_SHORT, _LONG) if family.turns_some else (_FREQUENCIES,)
+    tables = {each: tensors.pop(each) for each in of_positions if each in tensors}
     end_ids = _end_ids(file)
     try:
-        config = _config(file, name, family=family, tensors=tensors, frequencies=frequencies, end_ids=end_ids)
+        config = _config(file, name, family=family, tensors=tensors, tables=tables, end_ids=end_ids)
     except CheckpointError:
         raise
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    names = {ours: _their_name(ours) for ours in parameter_shapes(config)}
+    names = {ours: _their_name(ours, family) for ours in parameter_shapes(config)}
     missing, unknown = sorted(set(names.values()) - tensors.keys()), sorted(tensors.keys() - set(names.values()))
     if missing or unknown:
         raise CheckpointError(
@@ -243,11 +262,12 @@ def read_gguf(path: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredMode
             f"{', '.join(missing[:4]) or 'none'} ({len(missing)}), unknown {', '.join(unknown[:4]) or 'none'} "
             f"({len(unknown)})."
         )
+    parts = _parts(path, tensors, names=names, config=config)
     kinds = sorted({str(tensor.stored_dtype) for tensor in file.tensors.values()})
     return StoredModel(
         config=config,
         arrays=StoredArrays(
-            {ours: _ours(ours, tensors[theirs], config=config, family=family) for ours, theirs in names.items()},
+            {ours: _ours(ours, part, config=config, family=family) for ours, part in parts.items()},
             [file.stamp],
         ),
         stated=(
@@ -264,11 +284,11 @@ def _config(
     *,
     family: Family,
     tensors: Mapping[str, Array],
-    frequencies: Array | None,
+    tables: Mapping[str, Array],
     end_ids: tuple[int, ...],
 ) -> LlamaConfig:
     path, prefix = file.path, f"{name}."
-    _check_keys(file, prefix, family=family)
+    _check_keys(file, prefix, family=family, tables=tables)
 
     def whole(key: str, default: int | None = None) -> int:
         value = file.value(prefix + key, default=default)
@@ -282,8 +302,10 @@ def _config(
         raise CheckpointError(f"{path}: token_embd.weight is missing, the embedding.")
     heads, width = whole("attention.head_count"), whole("embedding_length")
     head_dim = whole("attention.key_length", width // heads)
+    turned_dim = whole("rope.dimension_count", head_dim)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if whole(key, head_dim) != head_dim:
+        may_be_less = family.turns_some and key == "rope.dimension_count" and turned_dim < head_dim
+        if whole(key, head_dim) != head_dim and not may_be_less:
             raise CheckpointError(f"{path}: {prefix}{key} is {whole(key)}; only {head_dim} is supported, as of keys.")
     theta = file.value(f"{prefix}rope.freq_base", default=_THETA)
     depth = whole("block_count")
@@ -293,8 +315,7 @@ def _config(
     if np.float32(numbers.get("query_factor", 0)) == np.float32(head_dim**-0.5):
         # The other families' value.
         del numbers["query_factor"]
-    scaling = _scaling(file, prefix, theta=theta, head_dim=head_dim, frequencies=frequencies)
-    context = whole("context_length")
+    scaling = _scaling(file, prefix, theta=theta, head_dim=head_dim, tables=tables)
     return LlamaConfig(
         vocab_size=tensors["token_embd.weight"].shape[0],
         emb_dim=width,
@@ -306,22 +327,27 @@ def _config(
         norm_epsilon=file.value(f"{prefix}attention.layer_norm_rms_epsilon"),
         rope_theta=theta,
         rope_scaling=scaling,
-        max_positions=max(context, int(scaling.factor * scaling.original_max_positions)),
+        max_positions=_positions(whole("context_length"), scaling),
         end_ids=end_ids,
         attention_bias="blk.0.attn_q.bias" in tensors,
         query_key_norms="blk.0.attn_q_norm.weight" in tensors,
         tied_head="output.weight" not in tensors,
+        turned_dim=None if turned_dim == head_dim else turned_dim,
         **_kinds_of_layers(file, prefix, family=family, depth=depth),
         **numbers,
         **family.settled,
     )
 
 
-def _check_keys(file: GGUFFile, prefix: str, *, family: Family) -> None:
+def _check_keys(file: GGUFFile, prefix: str, *, family: Family, tables: Mapping[str, Array]) -> None:
     """Refuses metadata of an architecture that are not read."""
     known = _READ | _IGNORED | set(family.numbers.values())
     if family.window_pattern is not None:
         known |= {_WINDOW, _PATTERN} | ({_LOCAL_THETA} if family.local_theta is not None else set())
+    if family.has_window:
+        known |= {_WINDOW}
+    if _SHORT in tables:
+        known |= {_ATTENTION_FACTOR}
     for key in file.keys(prefix):
         value = file.value(prefix + key)
         is_off = family.turns_by_flag and key == _TURNS and not value
@@ -342,7 +368,14 @@ def _kinds_of_layers(file: GGUFFile, prefix: str, *, family: Family, depth: int)
 
 
 def _windowed_layers(file: GGUFFile, prefix: str, *, family: Family, depth: int) -> tuple[int, ...]:
-    """Returns the layers with a window: those in a list, or all except every n-th."""
+    """Returns the layers with a window: all, those in a list, or all except every n-th."""
+    if family.has_window:
+        if file.value(prefix + _WINDOW) is None:
+            raise CheckpointError(
+                f"{file.path}: {prefix}{_WINDOW} is missing; expected how many keys a position sees, or 0 "
+                "for all. Older converters did not write it: convert the model again."
+            )
+        return tuple(range(depth)) if file.value(prefix + _WINDOW) else ()
     if family.window_pattern is None or not file.value(prefix + _WINDOW):
         return ()
     pattern = file.value(prefix + _PATTERN, default=family.window_pattern)
@@ -356,6 +389,14 @@ def _windowed_layers(file: GGUFFile, prefix: str, *, family: Family, depth: int)
     )
 
 
+def _positions(context: int, scaling: RopeScaling) -> int:
+    """Returns the number of positions of a model."""
+    if scaling.kind == "longrope":
+        # With more, all positions of a prompt would use other factors.
+        return min(context, scaling.original_max_positions)
+    return max(context, int(scaling.factor * scaling.original_max_positions))
+
+
 def _number(file: GGUFFile, key: str) -> float:
     """Returns a number that an architecture must have."""
     value = file.value(key)
@@ -364,12 +405,25 @@ def _number(file: GGUFFile, key: str) -> float:
     return float(value)
 
 
-def _scaling(file: GGUFFile, prefix: str, *, theta: float, head_dim: int, frequencies: Array | None) -> RopeScaling:
-    """Returns the scaling of rotary positions, from the metadata or from Llama 3.1's table of factors."""
+def _scaling(file: GGUFFile, prefix: str, *, theta: float, head_dim: int, tables: Mapping[str, Array]) -> RopeScaling:
+    """Returns the scaling of rotary positions, from the metadata or from a table of factors."""
     kind = file.value(f"{prefix}rope.scaling.type", default="none")
     factor = file.value(f"{prefix}rope.scaling.factor", default=1.0)
-    if frequencies is not None:
-        return _of_table(file.path, np.asarray(frequencies), theta=theta, head_dim=head_dim)
+    if _FREQUENCIES in tables:
+        return _of_table(file.path, np.asarray(tables[_FREQUENCIES]), theta=theta, head_dim=head_dim)
+    if tables:
+        missing = [name for name in (_SHORT, _LONG) if name not in tables]
+        if missing or kind not in ("none", "longrope") or factor not in (0, 1):
+            raise CheckpointError(
+                f"{file.path}: {prefix}rope.scaling.type is {shortened(repr(kind))}, with factor {shortened(factor)} "
+                f"and {' and '.join(tables)}; expected longrope or none, no factor, and both {_SHORT} and {_LONG}."
+            )
+        return RopeScaling(
+            kind="longrope",
+            original_max_positions=file.value(f"{prefix}rope.scaling.original_context_length"),
+            pair_factors=tuple(np.asarray(tables[_SHORT]).tolist()),
+            attention_factor=_number(file, prefix + _ATTENTION_FACTOR),
+        )
     if kind == "none" or (kind == "linear" and factor in (0, 1)):
         return RopeScaling()
     if kind == "linear":
@@ -419,6 +473,30 @@ def _kept_ids(file: GGUFFile) -> dict[str, int]:
     return {key: index for key, index in found.items() if type(index) is int}
 
 
+def _parts(
+    path: pathlib.Path, tensors: Mapping[str, Array], *, names: Mapping[str, str], config: LlamaConfig
+) -> dict[str, Array]:
+    """Returns each parameter's tensor, or its rows of a tensor that holds several; all still unread."""
+    sharing: dict[str, list[str]] = {}
+    for ours, theirs in names.items():
+        sharing.setdefault(theirs, []).append(ours)
+    shapes = parameter_shapes(config)
+    parts: dict[str, Array] = {}
+    for theirs, together in sharing.items():
+        tensor = tensors[theirs]
+        if len(together) == 1:
+            parts[together[0]] = tensor
+            continue
+        ends = np.cumsum([shapes[ours][-1] for ours in together]).tolist()
+        if tensor.shape[:1] != (ends[-1],):
+            raise CheckpointError(
+                f"{path}: {theirs} has shape {tensor.shape}, expected {ends[-1]} rows: {' and '.join(together)}."
+            )
+        for ours, first, end in zip(together, [0, *ends], ends, strict=False):
+            parts[ours] = rows_of(tensor, first, end)
+    return parts
+
+
 def _ours(name: str, tensor: Array, *, config: LlamaConfig, family: Family) -> Array:
     """Returns a parameter in our form: kernels [in, out], heads in halves, norm scales without the added offset."""
     if name == "token_embedder/embedding":
@@ -430,15 +508,18 @@ def _ours(name: str, tensor: Array, *, config: LlamaConfig, family: Family) -> A
     return tensor.T
 
 
-def _their_name(name: str) -> str:
-    """Returns a parameter's name in GGUF.
+def _their_name(name: str, family: Family) -> str:
+    """Returns the name in GGUF of the tensor that holds a parameter.
 
-    >>> _their_name("decoder/layers_3/self_attention/query/kernel"), _their_name("decoder/layers_3/mlp/wo/kernel")
-    ('blk.3.attn_q.weight', 'blk.3.ffn_down.weight')
+    >>> _their_name("decoder/layers_3/mlp/wo/kernel", FAMILIES["llama"])
+    'blk.3.ffn_down.weight'
+    >>> _their_name("decoder/layers_3/self_attention/key/kernel", FAMILIES["phi3"])
+    'blk.3.attn_qkv.weight'
     """
     if name in _OUTSIDE_OF_LAYERS:
         return _OUTSIDE_OF_LAYERS[name]
     match = _IN_LAYER.fullmatch(name)
     assert match is not None, name
     index, sublayer, bias = match.groups()
-    return f"blk.{index}.{_SUBLAYERS[sublayer]}.{bias or 'weight'}"
+    theirs = {**_SUBLAYERS, **family.sublayers}[sublayer]
+    return f"blk.{index}.{theirs}.{bias or 'weight'}"

@@ -44,6 +44,8 @@ _CUTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 _WHOLE_WORDS = ("llama-bpe",)
 # For these, texts are normalised to NFC first.
 _COMPOSED = ("qwen2",)
+# Families of which some special tokens strip the spaces next to them. GGUF does not say which ones.
+_STRIPPING = ("phi3",)
 # Kinds of tokens in `tokenizer.ggml.token_type`.
 _CONTROL, _USER_DEFINED = 3, 4
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
@@ -58,13 +60,20 @@ def write_gguf_tokenizer(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Pa
       folder: The folder to write to.
 
     Raises:
-      CheckpointError: If there is no tokenizer, or its pre-tokenization is not supported.
+      CheckpointError: If there is no tokenizer, or its pre-tokenization is not supported, or the metadata do not
+        determine its ids.
       MissingExtraError: If `gguf` is not installed.
     """
     file = GGUFFile(path)
     tokens, types = file.value("tokenizer.ggml.tokens"), file.value("tokenizer.ggml.token_type")
     if not tokens:
         raise CheckpointError(f"{path}: has no tokenizer (tokenizer.ggml.tokens).")
+    architecture = file.value("general.architecture")
+    if architecture in _STRIPPING:
+        raise CheckpointError(
+            f"{path}: some special tokens of {architecture} strip the spaces next to them, and no key says which "
+            "ones. Put the model's own tokenizer.json next to the file."
+        )
     types = types or [1] * len(tokens)
     kind = file.value("tokenizer.ggml.model")
     makers = {"gpt2": _of_bytes, "llama": _of_pieces}

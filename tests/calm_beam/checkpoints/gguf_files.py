@@ -23,6 +23,8 @@ _NAMES = {
     "mlp/wi_1": "ffn_up",
     "mlp/wo": "ffn_down",
 }
+# Phi-3's tensors that hold several, one after another in their rows.
+_FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 _OUTSIDE = {
     "token_embedder/embedding": "token_embd.weight",
     "decoder/decoder_norm/scale": "output_norm.weight",
@@ -48,6 +50,14 @@ def tensors_of(config: LlamaConfig, arrays: Mapping[str, np.ndarray], *, archite
         sublayer, _, kind = rest.rpartition("/")
         index = layer.removeprefix("layers_")
         tensors[f"blk.{index}.{_NAMES[sublayer]}.{'bias' if kind == 'bias' else 'weight'}"] = tensor
+    if architecture == "phi3":
+        for number in range(config.num_decoder_layers):
+            for fused, names in _FUSED.items():
+                parts = [tensors.pop(f"blk.{number}.{name}.weight") for name in names]
+                tensors[f"blk.{number}.{fused}.weight"] = np.concatenate(parts)
+        if config.rope_scaling.kind == "longrope":
+            short = np.array(config.rope_scaling.pair_factors, np.float32)
+            tensors |= {"rope_factors_short.weight": short, "rope_factors_long.weight": 2 * short}
     return tensors
 
 
@@ -65,6 +75,17 @@ def fields_of(config: LlamaConfig, *, architecture: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.norm_epsilon,
         "rope.freq_base": config.rope_theta,
     }
+    if architecture == "phi3":
+        # Heads are as wide as the model's width gives it.
+        del fields["attention.key_length"], fields["attention.value_length"]
+        fields |= {
+            "attention.sliding_window": 0,
+            "rope.dimension_count": config.turned,
+            "rope.scaling.original_context_length": config.rope_scaling.original_max_positions or config.max_positions,
+        }
+        if config.rope_scaling.kind == "longrope":
+            fields["context_length"] = 4 * config.max_positions
+            fields["rope.scaling.attn_factor"] = config.rope_scaling.attention_factor
     if config.sliding_window is not None:
         fields["attention.sliding_window"] = config.sliding_window
     if architecture == "gemma2":

@@ -1,20 +1,25 @@
 """Models in GGUF files, made here by the package's own writer: weights, metadata, tokenizers, refusals."""
 
+import json
 import math
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import sentencepiece
+from safetensors.numpy import load_file as load_safetensors
 
 from calm_beam.checkpoints import CheckpointError, load_checkpoint, write_gguf_tokenizer
 from calm_beam.checkpoints.gguf_file import GGUFFile
 from calm_beam.inputs.vocabularies.vocabulary import open_vocabulary
 from calm_beam.launch.cli import main
+from calm_beam.model import network_of
 from calm_beam.model.llama import LlamaConfig, RopeScaling
 from tests.builders import train_vocabulary
 from tests.calm_beam.checkpoints.gguf_files import fields_of, tensors_of, write_gguf
+from tests.calm_beam.checkpoints.make_decoder_only_goldens import FOLDER, sequences
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 
 gguf: Any = pytest.importorskip("gguf", reason="needs the extra gguf")
@@ -48,6 +53,17 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"embedding_factor": 12.0, "residual_factor": 0.25, "query_factor": 0.0625, "logits_divisor": 8.0},
     ),
     "smollm3": ("smollm3", {"num_decoder_layers": 5, "unturned_layers": (3,), "tied_head": True}),
+    "phi3": ("phi3", {"sliding_window": 5, "windowed_layers": (0, 1, 2)}),
+    "phi4": ("phi3", {}),
+    "phi4_mini": (
+        "phi3",
+        {
+            **{"turned_dim": 4, "tied_head": True, "max_positions": 48},
+            "rope_scaling": RopeScaling(
+                kind="longrope", original_max_positions=48, pair_factors=(1.5, 3.0), attention_factor=1.25
+            ),
+        },
+    ),
 }
 _LLAMA_3_1 = RopeScaling(kind="llama3", factor=8.0, original_max_positions=8192)
 
@@ -138,6 +154,83 @@ def test_quantised_weights_are_those_of_the_package(tmp_path: pathlib.Path) -> N
             tensor = tensor.reshape(-1, 4, 2, 32).swapaxes(1, 2).reshape(32, 32)
         np.testing.assert_array_equal(checkpoint.arrays[name], tensor if "embedding" in name else tensor.T)
         assert np.abs(np.asarray(checkpoint.arrays[name]) - arrays[name]).max() > 1e-4
+
+
+def test_rows_of_fused_tensors_are_read_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a quantised fused tensor is read without its other rows."""
+    config = _config()
+    arrays = build_llama_arrays(config, 1)
+    kinds = {"blk.0.attn_qkv.weight": "Q8_0", "blk.0.ffn_up.weight": "Q4_1"}
+    path = _write(tmp_path / "model.gguf", config, architecture="phi3", kinds=kinds)
+    checkpoint = load_checkpoint(path)
+    rows_read: list[int] = []
+    dequantize = gguf.dequantize
+
+    def counted(data: np.ndarray, kind: Any) -> np.ndarray:
+        rows_read.append(len(data))
+        values: np.ndarray = dequantize(data, kind)
+        return values
+
+    monkeypatch.setattr(gguf, "dequantize", counted)
+    for name, kind in (("self_attention/key", "Q8_0"), ("self_attention/value", "Q8_0"), ("mlp/wi_1", "Q4_1")):
+        of = gguf.GGMLQuantizationType[kind]
+        kernel = np.ascontiguousarray(arrays[f"decoder/layers_0/{name}/kernel"].T)
+        expected = dequantize(gguf.quantize(kernel, of), of).T
+        rows_read.clear()
+        found = checkpoint.arrays[f"decoder/layers_0/{name}/kernel"]
+        np.testing.assert_array_equal(found[:, 3:7], expected[:, 3:7])
+        assert rows_read == [4]
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["phi3", "phi3_longrope"])
+def test_phis_compute_what_transformers_does(name: str, tmp_path: pathlib.Path) -> None:
+    """A model that transformers saved gives its logits when its fused tensors are those of a GGUF file, as converted.
+
+    The one has a window in all layers; the other turns half of each head, by a table of factors.
+    """
+    folder = FOLDER / name
+    fields = json.loads((folder / "config.json").read_text())
+    stored = load_safetensors(folder / "model.safetensors")
+    names = {"self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "mlp.gate_up_proj": "ffn_up"}
+    names |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    outside = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    tensors = {}
+    for key, tensor in stored.items():
+        theirs = key.removesuffix(".weight")
+        if theirs not in outside:
+            _, _, index, sublayer = theirs.split(".", 3)
+            tensors[f"blk.{index}.{names[sublayer]}.weight"] = tensor
+        else:
+            tensors[f"{outside[theirs]}.weight"] = tensor
+    rope, heads = fields["rope_parameters"], fields["num_attention_heads"]
+    positions = fields["max_position_embeddings"]
+    original = fields.get("original_max_position_embeddings", positions)
+    written: dict[str, Any] = {
+        "context_length": positions,
+        "rope.scaling.original_context_length": original,
+        "embedding_length": fields["hidden_size"],
+        "feed_forward_length": fields["intermediate_size"],
+        "block_count": fields["num_hidden_layers"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": fields["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": fields["rms_norm_eps"],
+        "rope.dimension_count": int(rope.get("partial_rotary_factor", 1.0) * fields["hidden_size"]) // heads,
+        "rope.freq_base": rope["rope_theta"],
+        "attention.sliding_window": fields["sliding_window"] or 0,
+    }
+    if "long_factor" in rope:
+        written["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(positions / original) / math.log(original))
+        for length in ("short", "long"):
+            tensors[f"rope_factors_{length}.weight"] = np.array(rope[f"{length}_factor"], np.float32)
+    metadata = {f"phi3.{key}": value for key, value in written.items()} | {"tokenizer.ggml.eos_token_id": 2}
+    checkpoint = load_checkpoint(write_gguf(tmp_path / "a.gguf", tensors, architecture="phi3", fields=metadata))
+    assert checkpoint.config.max_positions == load_checkpoint(folder).config.max_positions
+    apply = jax.jit(network_of(checkpoint.config).apply)
+    with np.load(folder / "expected.npz") as expected:
+        for place, tokens in enumerate(sequences(int(expected["seed"]))):
+            logits = apply({"params": checkpoint.parameters()}, np.array([tokens], np.int32))
+            np.testing.assert_allclose(logits[:, 0], expected[f"logits_{place}"], rtol=0, atol=1e-4)
 
 
 def _factors(factor: float) -> np.ndarray:
@@ -239,6 +332,49 @@ def test_what_a_family_says_otherwise_is_refused(
     assert message in str(caught.value)
 
 
+_PAIRS = np.array([1.5, 3.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("phi3", {"fields": {"phi3.attention.sliding_window": None}}, "phi3.attention.sliding_window is missing"),
+        ("phi3", {"fields": {"phi3.rope.dimension_count": 10}}, "phi3.rope.dimension_count is 10; only 8 is supported"),
+        ("phi3", {"fields": {"phi3.rope.scaling.attn_factor": 1.2}}, "phi3.rope.scaling.attn_factor is 1.2"),
+        ("phi3", {"fields": {"phi3.rope.scaling.type": "longrope"}}, "phi3.rope.scaling.type is 'longrope'; only none"),
+        ("phi3", {"tensors": {"rope_freqs.weight": _PAIRS}}, "unknown rope_freqs.weight (1)"),
+        ("phi3", {"tensors": {"blk.1.attn_q.weight": np.zeros((32, 32), np.float32)}}, "unknown blk.1.attn_q.weight"),
+        (
+            "phi3",
+            {"tensors": {"blk.1.attn_qkv.weight": np.zeros((96, 32), np.float32)}},
+            "blk.1.attn_qkv.weight has shape (96, 32), expected 64 rows: decoder/layers_1/self_attention/query/kernel",
+        ),
+        ("phi3", {"tensors": {"blk.1.ffn_up.weight": np.zeros(128, np.float32)}}, "decoder/layers_1/mlp/wi_0/kernel"),
+        ("phi4_mini", {"tensors": {"rope_factors_long.weight": None}}, "rope_factors_short.weight; expected longrope"),
+        ("phi4_mini", {"tensors": {"rope_factors_short.weight": None}}, "phi3.rope.scaling.attn_factor is 1.25; that"),
+        ("phi4_mini", {"tensors": {"rope_factors_short.weight": np.ones(4, np.float32)}}, "each of 2 pairs, got 4"),
+        ("phi4_mini", {"fields": {"phi3.rope.scaling.attn_factor": None}}, "attn_factor must be a number, got None"),
+        ("phi4_mini", {"fields": {"phi3.rope.scaling.type": "yarn"}}, "phi3.rope.scaling.type is 'yarn', with factor"),
+        ("phi4_mini", {"fields": {"phi3.rope.scaling.factor": 4.0}}, "with factor 4.0 and rope_factors_short.weight"),
+        (
+            "phi4_mini",
+            {"fields": {"phi3.rope.scaling.original_context_length": None}},
+            "original_max_positions must be",
+        ),
+    ],
+)
+def test_what_a_phi_file_leaves_open_is_refused(
+    family: str, changes: dict[str, Any], message: str, tmp_path: pathlib.Path
+) -> None:
+    """A missing window or factor is never guessed, and fused tensors have the rows of their parts."""
+    architecture, of_family = _FAMILIES[family]
+    path = _write(tmp_path / "model.gguf", _config(**of_family), architecture=architecture, **changes)
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path)
+    assert f"{path}: " in str(caught.value)
+    assert message in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -331,6 +467,26 @@ def test_byte_level_tokenizers(pre: str, text: str, pieces: list[str], tmp_path:
         assert written.fingerprint() == load_checkpoint(path).fingerprint()
         assert written.vocabulary_path is not None
         assert open_vocabulary(written.vocabulary_path).fingerprint == vocabulary.fingerprint
+
+
+def test_tokenizers_of_phi_are_refused(tmp_path: pathlib.Path) -> None:
+    """Special tokens of Phi-3 and Phi-4 strip spaces, which no key says; the model's own tokenizer.json is used."""
+    tokens = [*_letters(), "</s>"]
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "dbrx",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.eos_token_id": 256,
+    }
+    config = _config(vocab_size=257, end_ids=(256,))
+    path = _write(tmp_path / "model.gguf", config, architecture="phi3", fields=fields)
+    with pytest.raises(CheckpointError, match="some special tokens of phi3 strip the spaces next to them"):
+        write_gguf_tokenizer(path, tmp_path / "tokenizer")
+    other = _write(tmp_path / "other.gguf", config, fields=fields)
+    write_gguf_tokenizer(other, tmp_path)
+    output = tmp_path / "native"
+    assert main(["convert", f"--checkpoint={path}", f"--output={output}", "--layout=native"]) == 0
+    assert load_checkpoint(output).vocabulary_path is not None
 
 
 def test_tokenizers_of_pieces(tmp_path: pathlib.Path) -> None:

@@ -13,6 +13,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of
 from calm_beam.model.llama import RopeScaling
 from tests.builders import build_arrays, build_config, checkpoint_of
+from tests.calm_beam.checkpoints.gguf_files import fields_of, tensors_of, write_gguf
 from tests.calm_beam.checkpoints.outputs import assert_generates, assert_gives
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 
@@ -62,6 +63,32 @@ def test_logits_of_every_layer_of_decoder_only_models(name: str, seed: int, tmp_
     for tokens in reference.sequences(seed):
         found = network.apply({"params": checkpoint.parameters()}, np.array([tokens], np.int32))
         np.testing.assert_allclose(found[:, 0], reference.layer_logits(model, tokens), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tied_head": True, "num_kv_heads": 1}], ids=["own head", "tied"])
+def test_a_gguf_file_of_phi_is_read_as_transformers_reads_it(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """Every layer's logits are those of transformers' own dequantisation, with fused tensors of several types.
+
+    transformers reads neither the window nor the tables of rotary factors: the file has none.
+    """
+    pytest.importorskip("gguf", reason="needs the extra gguf")
+    from tests.calm_beam.checkpoints import make_decoder_only_goldens as reference
+
+    sizes = {"emb_dim": 128, "head_dim": 32, "mlp_dim": 64, "norm_epsilon": float(np.float32(1e-5))}
+    config = build_llama_config(**sizes, **changes)
+    write_gguf(
+        tmp_path / "model.gguf",
+        tensors_of(config, build_llama_arrays(config, 5), architecture="phi3"),
+        architecture="phi3",
+        fields={**fields_of(config, architecture="phi3"), "phi3.vocab_size": config.vocab_size},
+        kinds={"blk.0.attn_qkv.weight": "Q8_0", "blk.1.ffn_up.weight": "Q4_1", "blk.2.attn_qkv.weight": "F16"},
+    )
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", pad_token_id=0)
+    checkpoint = load_checkpoint(tmp_path / "model.gguf")
+    network = network_of(checkpoint.config)
+    for tokens in reference.sequences(41):
+        found = network.apply({"params": checkpoint.parameters()}, np.array([tokens], np.int32))
+        np.testing.assert_allclose(found[:, 0], reference.layer_logits(theirs.eval(), tokens), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

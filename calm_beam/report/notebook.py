@@ -11,7 +11,7 @@ from calm_beam.text import counted, printable_line
 from .document import details, file_text, layer_styles, shown
 from .page import facts
 from .plain import sentence_html, setting_chart
-from .promise import CONDITION, cautions, together_in_words
+from .promise import CONDITION, cautions, sequence_begins, together_in_words
 from .settings import promise_html as setting_promise_html
 from .settings import setting_cautions
 
@@ -39,9 +39,10 @@ class _Step:
 def manifest_html(manifest: Manifest) -> str:
     """Returns a promise of a manifest as text, the test behind it as a drawing, and a table of all promises.
 
-    It is the first by which tokens exit, in the manifest's order; the first of all where there is none.
+    It is the one that is served; else the first by which tokens exit, in the manifest's order; else the first of all.
     """
-    first = next((entry for entry in manifest.calibrations if entry.threshold is not None), manifest.calibrations[0])
+    exiting = (entry for entry in manifest.calibrations if entry.threshold is not None)
+    first = manifest.served or next(exiting, manifest.calibrations[0])
     steps = [
         _Step(
             setting=f"{step.threshold:g}" + ("" if step.variant is None else f", {step.variant.in_words()}"),
@@ -52,6 +53,7 @@ def manifest_html(manifest: Manifest) -> str:
         )
         for step in first.path
     ]
+    begins = sequence_begins(first, [step.variant for step in first.path])
     variant = "" if first.variant is None else f", {first.variant.in_words()}"
     chosen = None if first.threshold is None else f"{first.threshold:g}{variant}"
     rows = (
@@ -69,7 +71,7 @@ def manifest_html(manifest: Manifest) -> str:
     return _shown(
         f"calm-beam manifest: {counted(len(manifest.calibrations), 'promise')}",
         sentence_html(first, manifest),
-        _drawn(steps, chosen=chosen, what="thresholds"),
+        _drawn(steps, chosen=chosen, what="thresholds", begins=begins),
         "".join(f"<p class='caution'>{html.escape(caution.text)}</p>" for caution in cautions(manifest)),
         _table(("group", "loss", "δ", "ε", "exits", "layers", "risk"), rows, of=len(manifest.calibrations)),
         _paragraph(together_in_words(manifest)),
@@ -166,8 +168,11 @@ def _setting_loss(entry: SettingCalibration) -> str:
     return printable_line(entry.loss) + ("" if entry.tail is None else f" > {entry.tail:g}")
 
 
-def _drawn(steps: Sequence[_Step], *, chosen: str | None, what: str) -> str:
-    chart = setting_chart(steps, chosen=chosen, width=560, height=180, is_large=True)
+def _drawn(steps: Sequence[_Step], *, chosen: str | None, what: str, begins: Sequence[int] = (0,)) -> str:
+    chart = setting_chart(steps, chosen=chosen, width=560, height=180, is_large=True, begins=begins)
+    if len(begins) > 1:
+        each = f"{len(begins)} variants, each until one could not be proved safe (×)"
+        return f"<figure>{chart}<figcaption>Risk of the {what} that were tested: {each}.</figcaption></figure>"
     ended = "to the end" if steps[-1].rejected else "until one could not be proved safe (×)"
     ends = f"{shown(steps[0].setting)} to {shown(steps[-1].setting)}" if len(steps) > 1 else shown(steps[0].setting)
     return f"<figure>{chart}<figcaption>Risk of the {what} that were tested, {ends}, {ended}.</figcaption></figure>"

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import (
+    EACH_VARIANT,
     Calibration,
     DataRecord,
     Manifest,
+    Variant,
     clusters_in_words,
     not_proved_in_words,
     p_value_beside,
@@ -202,6 +204,13 @@ def confirmation_of_test(entry: Calibration) -> str:
         f"{failed}. A safer one, {threshold_in_words(*held.tested_as)}, was confirmed before it: p = "
         f"{p_value_beside(held.p_value, entry.promised_epsilon)}."
     )
+
+
+def sequence_begins(entry: Calibration, variants: Sequence[Variant | None]) -> list[int]:
+    """Returns the indices at which a sequence of tests begins, given the variants of an entry's path in its order."""
+    changes = [index for index in range(1, len(variants)) if variants[index] != variants[index - 1]]
+    # Tested by itself, each variant has a sequence of its own.
+    return [0, *(changes if entry.procedure == EACH_VARIANT else ())]
 
 
 def together_in_words(manifest: Manifest) -> str:

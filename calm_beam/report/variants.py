@@ -11,7 +11,7 @@ from calm_beam.text import counted
 from .document import Cell, number, table, threshold_cell, words
 from .page import facts, short_name
 from .plain import Panel, PlainPage, sentence_html, verdict
-from .promise import CONDITION, cautions, confirmation_of_test, together_in_words
+from .promise import CONDITION, cautions, confirmation_of_test, sequence_begins, together_in_words
 from .stored import Calibrated
 
 
@@ -100,12 +100,7 @@ def _panel(entry: Calibration, rows: Sequence[RiskRow], *, name: Callable[[RiskR
             for row in path
         ],
         chosen=chosen,
-        # Tested by itself, each variant has a sequence of its own.
-        begins=[
-            index
-            for index, row in enumerate(path)
-            if index == 0 or (entry.procedure == EACH_VARIANT and row.variant != path[index - 1].variant)
-        ],
+        begins=sequence_begins(entry, [row.variant for row in path]),
     )
 
 

@@ -13,12 +13,16 @@ import pytest
 from calm_beam.manifest import write_manifest
 from calm_beam.report.document import layer_colours
 from calm_beam.report.notebook import answer_html
+from calm_beam.report.promise import sequence_begins
 from calm_beam.serving import Answer
 from tests.calm_beam.manifest.builders import (
     build_calibration,
+    build_each_variant_manifest,
     build_grouped_manifest,
     build_manifest,
     build_never_exit,
+    build_plan_record,
+    build_planned_manifest,
     build_sequential_manifest,
     build_variants_manifest,
 )
@@ -103,6 +107,30 @@ def test_nothing_but_known_elements(shown: Any) -> None:
     assert seen.attributes <= _ATTRIBUTES_OF_OURS
     assert "url(" not in _html(shown)
     assert "http" not in _html(shown)
+
+
+def test_each_variant_has_a_curve_of_its_own() -> None:
+    """Variants that were tested by themselves are not joined by a line; a path of several variants is one line."""
+    manifest = build_each_variant_manifest()
+    entry = manifest.calibrations[0]
+    begins = sequence_begins(entry, [step.variant for step in entry.path])
+    assert begins == [
+        0,
+        *(at for at in range(1, len(entry.path)) if entry.path[at].variant != entry.path[at - 1].variant),
+    ]
+    assert len(begins) > 1
+    assert f"{len(begins)} variants, each until one could not be proved safe" in _Seen(_html(manifest)).text
+    assert "variants, each until" not in _Seen(_html(build_variants_manifest())).text
+
+
+def test_the_served_promise_is_shown() -> None:
+    """The promise that the plan names for serving comes first, whatever the order of entries."""
+    manifest = build_planned_manifest(plan=build_plan_record(serve=1))
+    deltas = [f"at most {entry.delta:g}" for entry in manifest.calibrations]
+    assert manifest.served is manifest.calibrations[1]
+    assert deltas[0] != deltas[1]
+    assert deltas[1] in _Seen(_html(manifest)).text
+    assert deltas[0] not in _Seen(_html(manifest)).text
 
 
 def test_a_manifest_shows_promise_curve_and_entries() -> None:

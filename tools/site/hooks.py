@@ -32,6 +32,10 @@ _ELSEWHERE = {
 _SOURCES = {page: source for source, page in _ELSEWHERE.items()}
 
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
+_README_PART = re.compile(r"<!-- README: (.+) -->")
+# The part before README's commands for a checkout, without the heading.
+_BEGINNING = "its beginning"
+_AFTER_BEGINNING = "Try it"
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -59,12 +63,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Returns the text of a page with its generated parts, and with links of the site."""
     if page.file.src_uri == "index.md":
+        markdown = _README_PART.sub(lambda found: part_of_readme(found[1]), markdown)
         markdown = markdown.replace("<!-- version -->", f"Version {__version__}.")
     if page.file.src_uri == "reference/flags.md":
         markdown = markdown.replace("<!-- commands -->", flags.table())
     if page.file.src_uri == "reference/manifest.md":
         markdown = markdown.replace("<!-- keys -->", schema.tables())
     return with_links_of_the_site(markdown, page.file.src_uri)
+
+
+def part_of_readme(name: str) -> str:
+    """Returns a part of README for the home page: its beginning up to "Try it", or a section with its heading.
+
+    Raises:
+      ValueError: If there is no such section.
+    """
+    beginning, *sections = re.split(r"^(?=## )", (_ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    titles = [section.partition("\n")[0].removeprefix("## ") for section in sections]
+    if name == _BEGINNING:
+        before = sections[: titles.index(_AFTER_BEGINNING)]
+        return "".join([beginning.partition("\n")[2], *before]).strip()
+    return sections[titles.index(name)].strip()
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

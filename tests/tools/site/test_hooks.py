@@ -8,7 +8,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from calm_beam import __version__
 from tests.snippets import ROOT
 from tools.site.doctests import with_blocks
-from tools.site.hooks import on_config, with_links_of_the_site
+from tools.site.hooks import on_config, part_of_readme, with_links_of_the_site
 
 
 def test_links_of_the_repository_become_links_of_the_site() -> None:
@@ -57,3 +57,17 @@ def test_nothing_comes_from_elsewhere() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert "\n  font: false\n" in text
     assert not re.search(r"https?://", text)
+
+
+def test_the_home_page_has_parts_of_readme() -> None:
+    """The home page names README's parts, all of which exist; another name is refused."""
+    home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    names = re.findall(r"<!-- README: (.+) -->", home)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(names) == 2
+    for name in names:
+        part = part_of_readme(name)
+        assert len(part) > 500
+        assert part in readme
+    with pytest.raises(ValueError, match="is not in list"):
+        part_of_readme("Nothing of the kind")

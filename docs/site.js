@@ -1,5 +1,5 @@
 // What the theme leaves out for keyboards and screen readers: wide tables and code can be scrolled without a mouse, and
-// the buttons beside code are no landmarks of the page.
+// the buttons beside code are no landmarks of the page. The dialog for searching has a name.
 function complete() {
   for (const table of document.querySelectorAll(".md-typeset__scrollwrap:not([tabindex])")) {
     table.tabIndex = 0;
@@ -9,6 +9,9 @@ function complete() {
   // Only what scrolls: on a desktop, hardly any.
   for (const code of document.querySelectorAll("pre > code:not([tabindex])")) {
     if (code.scrollWidth > code.clientWidth) code.tabIndex = 0;
+  }
+  for (const dialog of document.querySelectorAll(".md-search:not([aria-label])")) {
+    dialog.setAttribute("aria-label", "Search");
   }
   for (const buttons of document.querySelectorAll("nav.md-code__nav:not([role])")) {
     buttons.setAttribute("role", "none");

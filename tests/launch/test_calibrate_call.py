@@ -152,7 +152,7 @@ def test_every_option_is_in_a_kind() -> None:
     tried = {*_SMALL, "output", *(name for kind in _KINDS.values() for name in kind)}
     untried = {name for name, _ in options_of(CalibrateRequest)} - tried
     assert untried == {
-        *("accelerator", "bleurt_checkpoint", "chat_template", "system"),
+        *("accelerator", "bleurt_checkpoint", "chat_template", "stop_strings", "system"),
         *("grid_step", "matmul_precision", "model_parallelism", "overwrite", "resume"),
         *("seqio_split", "stop_at_threshold", "token_from", "verbose"),
     }

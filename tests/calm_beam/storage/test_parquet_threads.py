@@ -42,7 +42,7 @@ pyarrow.set_cpu_count(4)
 before = threads()
 assert [*read_generations(shard)] == [generation]
 assert stored_examples(shard) == [example]
-assert (stored_failures(shard), stored_prompts(shard), stored_shard(shard).examples) == ([], {("in", None)}, 1)
+assert (stored_failures(shard), stored_prompts(shard), stored_shard(shard).examples) == ([], {("in", None, None)}, 1)
 assert count_exits(shard, [0, 1], num_layers=2, max_decode_length=4, end_ids=[1]).outputs == 1
 assert [each.input for each in read_examples(data)] == ["in"]
 assert read_grid(grid) == []

@@ -188,7 +188,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         turns = "all of one turn" if data.several_turns is None else f"{data.several_turns:,} of several turns"
         console.print(printable_line(f"Prompts are chats, by a template, with {system}; {turns}."), soft_wrap=True)
     if manifest.vocabulary is not None and (stops := manifest.vocabulary.stop_strings) is not None:
-        console.print(printable_line(f"Outputs end before {' or '.join(map(repr, stops))}."), soft_wrap=True)
+        _describe_stop_strings(console, stops)
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     console.print(
         f"Calibration set: {counted(data.examples, 'example')}{clusters} of "
@@ -271,6 +271,10 @@ def _describe_plans(console: PlainConsole, manifest: Manifest | SettingManifest,
         )
 
 
+def _describe_stop_strings(console: PlainConsole, texts: Sequence[str]) -> None:
+    console.print(printable_line(f"Outputs end before {' or '.join(map(repr, texts))}."), soft_wrap=True)
+
+
 def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     weights = sum(array.size for array in checkpoint.arrays.values())
@@ -293,7 +297,7 @@ def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
         }
     )
     if stops := checkpoint.generation.stop_strings:
-        console.print(printable_line(f"Outputs end before {' or '.join(map(repr, stops))}."), soft_wrap=True)
+        _describe_stop_strings(console, stops)
     if checkpoint.vocabulary_path is None:
         console.print("Vocabulary: none in or beside it.")
     else:

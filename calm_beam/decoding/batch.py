@@ -258,7 +258,7 @@ class Batch:
         return bool(self._is_held.any()) or self._admission.has_prepared()
 
     def free_slots(self) -> int:
-        """Returns how many more prompts fit, as long as there are places for their sources."""
+        """Returns how many more prompts fit; 0 if no place is free for the source of another one."""
         return 0 if self._is_crowded else len(self._requests) - int(self._is_held.sum())
 
     def queues(self) -> dict[int, collections.deque[Request]]:

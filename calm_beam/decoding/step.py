@@ -511,7 +511,7 @@ class SingleStep(Step):
             self._work += Work(ahead_rows=wasted, ahead_decisions=asked)
 
     def _asks(self, exits: Sequence[int], undecided: _Undecided) -> np.ndarray:
-        """Returns which rows the head is asked about at each exit layer, (exits, rows), where logits decide."""
+        """Returns the rows whose logits are computed at each exit layer, (exits, rows), where logits decide."""
         asks = np.repeat(undecided.asks[None], len(exits), axis=0)
         if exits[-1] == self._layers:
             asks[-1] = True if undecided.known_exits is None else undecided.known_exits == 0

@@ -697,12 +697,13 @@ def _parted(
 
 def _check_alike(directory: pathlib.Path, tensors: Mapping[str, Array]) -> None:
     """Refuses tensors of a layer's experts of different shapes."""
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    first = next(iter(shapes))
-    for name, shape in shapes.items():
-        if len(shapes) > 1 and (shape != shapes[first] or len(shape) != 2):
+    if len(tensors) == 1:
+        return
+    first, expected = next((name, tensor.shape) for name, tensor in tensors.items())
+    for name, tensor in tensors.items():
+        if tensor.shape != expected or len(expected) != 2:
             raise CheckpointError(
-                f"{directory}: {name} has shape {shape} and {first} {shapes[first]}; expected matrices of one shape."
+                f"{directory}: {name} has shape {tensor.shape} and {first} {expected}; expected matrices of one shape."
             )
 
 

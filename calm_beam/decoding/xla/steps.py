@@ -101,7 +101,7 @@ class LayerRows(_PlacedRows):
       nodes: Nodes where this layer writes keys and values.
       groups: See `GroupedSources`; groups, ranks and places are numbered separately for the rows of each tile.
       ranks: See `GroupedSources`.
-      places: See `GroupedSources`; as many groups as there are rows.
+      places: See `GroupedSources`; one group for each row.
       paths: shape (rows, steps of an output). The nodes that each row attends to, its own included.
     """
 
@@ -116,7 +116,7 @@ class LayerRows(_PlacedRows):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AskedRows(ToldRows):
-    """States that a head is asked about.
+    """States whose logits are computed.
 
     Attributes:
       branches: Branch of each state.

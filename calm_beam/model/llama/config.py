@@ -169,7 +169,7 @@ class LlamaConfig:
       residual_factor: Factor of the outputs of attention and feed-forward layers before the residual is added.
       logits_divisor: Divisor of logits.
       attention_cap: Cap on attention's logits, by a hyperbolic tangent, as in Gemma 2; None if there is none.
-      logits_cap: Cap on the head's logits, likewise.
+      logits_cap: Cap on the head's logits, by a hyperbolic tangent; None if there is none.
       num_experts: Experts of a feed-forward layer, a divisor of `mlp_dim`: of its columns, the first are the first
         expert's, and so on. 1 if it is not a mixture.
       experts_per_token: How many of them a token uses: those with the largest weights, by a softmax over all.

@@ -103,7 +103,7 @@ class Measured(ctypes.Structure):
 
 
 class Asked(ctypes.Structure):
-    """States that a head is asked about. See `summarise`."""
+    """States whose logits are computed. See `summarise`."""
 
     _fields_ = (
         ("count", _NUMBER),

@@ -124,6 +124,8 @@ def _wandb_records(content: bytes) -> Iterator[bytes]:
 
 def _kept_by_wandb(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns configuration and summary of an offline run, as `wandb sync` reads them."""
+    # The client's own process closes the file after `finish` has returned; `teardown`, else called at exit, waits.
+    importlib.import_module("wandb").teardown()
     records = importlib.import_module("wandb.proto.wandb_internal_pb2")
     config, summary = dict[str, Any](), dict[str, Any]()
     for data in _wandb_records(path.read_bytes()):

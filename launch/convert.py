@@ -206,7 +206,7 @@ def _report(checkpoint: Checkpoint, written: Checkpoint) -> None:
         tell(f"Left out {len(checkpoint.dropped)} arrays: {', '.join(checkpoint.dropped)}.")
     tell(f"Wrote {written.uri} ({written.layout}).")
     if checkpoint.vocabulary_path is None:
-        tell("There is no vocabulary in or beside the model, so none was copied.")
+        tell("There is no vocabulary in or next to the model, so none was copied.")
     if stops := set(checkpoint.generation.stop_strings) - set(written.generation.stop_strings):
         asked = shlex.quote(json.dumps(sorted(stops)))
         tell(f"This layout holds no stop strings: calibrate with --stop_strings={asked}.")

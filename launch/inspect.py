@@ -52,7 +52,10 @@ class Compared(Options):
         ModelSource, "checkpoint", sentence="check that the manifest belongs to this model, and can be served by it"
     )
     vocabulary: str | None = again(
-        ModelSource, "vocabulary", sentence="its SentencePiece model; default: in or beside --checkpoint", belongs_to=()
+        ModelSource,
+        "vocabulary",
+        sentence="its SentencePiece model; default: in or next to --checkpoint",
+        belongs_to=(),
     )
 
 
@@ -299,7 +302,7 @@ def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
     if stops := checkpoint.generation.stop_strings:
         _describe_stop_strings(console, stops)
     if checkpoint.vocabulary_path is None:
-        console.print("Vocabulary: none in or beside it.")
+        console.print("Vocabulary: none in or next to it.")
     else:
         _describe_vocabulary(console, checkpoint.vocabulary_path, uri=checkpoint.vocabulary_uri)
 

@@ -121,7 +121,7 @@ def _of_bytes(file: GGUFFile, tokens: Sequence[str]) -> tuple[dict[str, Any], bo
     if pre not in _CUTS:
         raise CheckpointError(
             f"{file.path}: tokenizer.ggml.pre is {shortened(repr(pre))}, which says how texts are cut; only "
-            f"{', '.join(_CUTS)} are known here. Put the model's own tokenizer.json beside the file."
+            f"{', '.join(_CUTS)} are known here. Put the model's own tokenizer.json next to the file."
         )
     cuts = _CUTS[pre]
     model = {

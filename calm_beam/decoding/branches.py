@@ -71,8 +71,8 @@ class Branch:
             return cls(rule, scheduled_thresholds(rule, (threshold,), max_decode_length=max_decode_length)[:, 0])
         if threshold is None or len(threshold_by_position) != max_decode_length:
             raise ValueError(
-                f"threshold_by_position must be {max_decode_length} numbers beside a threshold, got "
-                f"{len(threshold_by_position)} numbers beside {threshold}."
+                f"threshold_by_position must be {max_decode_length} numbers next to a threshold, got "
+                f"{len(threshold_by_position)} numbers next to {threshold}."
             )
         if not all(0 <= value <= 1 for value in threshold_by_position):
             raise ValueError(f"threshold_by_position must be numbers in [0, 1], got {list(threshold_by_position)}.")

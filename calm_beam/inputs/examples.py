@@ -407,7 +407,7 @@ def example_of_row(
 def no_vocabulary_for(whose: str) -> str:
     """Returns the error message for text references without a vocabulary; `whose` begins the sentence."""
     return (
-        f"{whose} references are texts, but outputs are token ids, since there is no vocabulary in or beside the "
+        f"{whose} references are texts, but outputs are token ids, since there is no vocabulary in or next to the "
         "checkpoint. Pass --vocabulary, or give reference_ids (lists of token ids) instead."
     )
 

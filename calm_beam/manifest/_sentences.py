@@ -299,7 +299,7 @@ def plans_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs"
     """
     if not earlier:
         return ""
-    which = f"This is the {ordinal(len(earlier) + 1)} plan on these {of}, by the list beside them."
+    which = f"This is the {ordinal(len(earlier) + 1)} plan on these {of}, by the list next to them."
     shown = sum(each.answered for each in earlier)
     if not shown:
         what = "the earlier one" if len(earlier) == 1 else "an earlier one"

@@ -210,7 +210,7 @@ def _known_by(path: str) -> str:
     try:
         found = read_any_manifest(path)
     except FileNotFoundError:
-        return "which is not there yet, though files beside it are"
+        return "which is not there yet, though other files of its folder are"
     except (ManifestError, OSError) as error:
         return f"which cannot be read: {error}"
     return f"of {found.created}, {found.digest}"

@@ -182,7 +182,7 @@ class PlanList:
                     continue
                 raise UsageError(
                     f"{folder}: cannot be written ({os_error_in_words(error)}), and every plan that is asked of "
-                    "outputs is listed beside them. Ask who owns them for the right to write there."
+                    "outputs is listed next to them. Ask who owns them for the right to write there."
                 ) from error
             self._events = [*self._events, event]
             self._digests = [*self._digests, content_digest(content)]

@@ -328,14 +328,16 @@ def _check_needs_no_vocabulary(
     ends = checkpoint.config.end_ids
     if compares_texts and ends != (EOS_ID,):
         raise UsageError(
-            f"no tokenizer.json in or beside {checkpoint.uri}: pass --vocabulary. This model ends its outputs with "
+            f"no tokenizer.json in or next to {checkpoint.uri}: pass --vocabulary. This model ends its outputs with "
             f"{counted(len(ends), 'id')} of its own ({', '.join(map(str, ends))}), which only its tokenizer keeps out "
             "of the texts that are compared."
         )
     if preview.text_prompt:
         if not finds_vocabulary:
             raise UsageError(f"{preview.text_prompt}: its prompt is text, {_WITHOUT_VOCABULARY} input_ids.")
-        raise UsageError(f"no vocabulary in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids.")
+        raise UsageError(
+            f"no vocabulary in or next to {checkpoint.uri}: pass --vocabulary, or data that has input_ids."
+        )
     if preview.text_reference:
         if not finds_vocabulary:
             raise UsageError(

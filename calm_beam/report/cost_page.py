@@ -10,7 +10,7 @@ from calm_beam.text import counted
 from .document import Cell, Document, Section, number, paragraphs, sentence, software_fact, table, tiles
 from .line_chart import FULL, Line, LineChart, plots
 
-# How many times as many workers are looked at besides.
+# How many times as many workers are looked at too.
 _FACTORS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 

@@ -294,7 +294,7 @@ def verdict(row: TestedSetting) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A promise besides the first.
+    """A promise after the first.
 
     Attributes:
       found: Text about the chosen threshold.

@@ -89,8 +89,8 @@ def _tests(path: str, manifest: SettingManifest) -> list[tuple[SettingRow, ...]]
     )
     if not is_of_manifest:
         raise ReportError(
-            f"{path}: is not the risk table of the manifest beside it. Both are written by the same run: restore them, "
-            "or certify again."
+            f"{path}: is not the risk table of the manifest next to it. Both are written by the same run: restore "
+            "them, or certify again."
         )
     return tests
 

@@ -123,8 +123,8 @@ def split_notes(results: SplitResults, *, max_decode_length: int) -> Iterator[st
     if any(summary.flops_appendix_b for summary in summaries):
         yield (
             "Operations are compared with the full model's, exit tests included: those that each token took. The "
-            "column beside counts as Table 2 of the CALM paper seems to: every token with the tests of its output's "
-            "deepest one."
+            "column next to it counts as Table 2 of the CALM paper seems to: every token with the tests of its "
+            "output's deepest one."
         )
     yield (
         f"risk > delta: trials whose mean loss on the test part exceeds delta, at most {worst} of the {trials} "

@@ -133,8 +133,8 @@ def read_calibrated(directory: str) -> Calibrated:
     table = tuple(rows[index * size : (index + 1) * size] for index in range(len(entries)))
     if rest or not all(_is_of(lines, entry) for lines, entry in zip(table, entries, strict=True)):
         raise ReportError(
-            f"{path}: is not the risk table of the manifest beside it. Both are written by the same run: restore them, "
-            "or calibrate again from the stored generations (--generations)."
+            f"{path}: is not the risk table of the manifest next to it. Both are written by the same run: restore "
+            "them, or calibrate again from the stored generations (--generations)."
         )
     try:
         failures = read_failures(directory)

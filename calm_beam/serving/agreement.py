@@ -146,7 +146,7 @@ def check_vocabulary(
             raise ManifestError(f"{of} is about token ids, without a vocabulary: leave the vocabulary out.")
         return
     if vocabulary is None:
-        where = "" if checkpoint is None else f" in or beside {checkpoint.uri}"
+        where = "" if checkpoint is None else f" in or next to {checkpoint.uri}"
         raise ManifestError(
             f"{of} is about outputs as text, and there is no vocabulary{where}: say where its sentencepiece.model, or "
             "its tokenizer.json, is."

@@ -144,7 +144,7 @@ class Answer:
 
     @property
     def layers_saved(self) -> int:
-        """Decoder layers that the full model would have run besides, for the same tokens."""
+        """Further decoder layers that the full model would have run for the same tokens."""
         return self.num_layers * len(self.tokens) - self.layers_used
 
     def _repr_html_(self) -> str | None:
@@ -294,7 +294,7 @@ class Tally:
       truncated: Prompts that were longer than the manifest allows, and were cut.
       tokens: Tokens of all answers.
       layers_used: Decoder layers that were run for them.
-      layers_saved: Decoder layers that the full model would have run besides.
+      layers_saved: Further decoder layers that the full model would have run.
     """
 
     prompts: int = 0

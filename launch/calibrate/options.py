@@ -263,7 +263,7 @@ class GoingOn(Options):
     generations: str | None = option(
         None,
         "calibrate the generations of an earlier run, its --output or a folder below generations/, and decode nothing; "
-        "--thresholds or --grid_step may take a part of its grid. Every plan is listed beside them, and only the first "
-        "is sure to have been settled before its results were seen",
+        "--thresholds or --grid_step may take a part of its grid. Every plan is listed next to them, and only the "
+        "first is sure to have been settled before its results were seen",
         metavar="DIR",
     )

@@ -126,7 +126,7 @@ class WhichScores(Options):
     )
     direction: str | None = option(
         None,
-        "which score is better; needed where neither the logs, nor files beside them, nor the metric's name says it",
+        "which score is better; needed where neither the logs, nor files next to them, nor the metric's name says it",
         choices=DIRECTIONS,
         belongs_to=_OF_SCORES,
     )

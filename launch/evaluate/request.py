@@ -167,7 +167,7 @@ class Compared(Options):
             if name not in COMPARABLE:
                 raise UsageError(
                     f"--confidence must list measures of {', '.join(COMPARABLE)}, got {name!r}. Static layers and the "
-                    "oracle are always measured beside them."
+                    "oracle are always measured with them."
                 )
         if len(set(self.measures or ())) < len(self.measures or ()):
             raise UsageError(f"--confidence must list different measures, got {', '.join(self.measures or ())}.")

@@ -150,7 +150,7 @@ def _stored(request: ReportRequest, calibrated: Calibrated, *, remarks: list[str
         folder = SweepHome(request.folder).only_folder()
     except UsageError:
         remarks.append(
-            "Exit layers and outputs are not shown: the generations are not beside the manifest (calm-beam report "
+            "Exit layers and outputs are not shown: the generations are not next to the manifest (calm-beam report "
             "--generations=DIR)."
         )
         return None

@@ -30,7 +30,7 @@ class Reported(Options):
     vocabulary: str | None = again(
         ModelSource,
         "vocabulary",
-        sentence="SentencePiece model; default: in or beside the checkpoint",
+        sentence="SentencePiece model; default: in or next to the checkpoint",
         belongs_to=(),
     )
     speedup: str | None = option(

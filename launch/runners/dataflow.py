@@ -70,7 +70,7 @@ def choose_package(options: PipelineOptions, *, needs_image: bool) -> None:
                 "--extra_package with its wheel or sdist, or --setup_file with the setup.py of its sources."
             )
         say(
-            f"no --sdk_container_image: every worker will install calm-beam from the sources beside {setup_file}, "
+            f"no --sdk_container_image: every worker will install calm-beam from the sources next to {setup_file}, "
             "which takes minutes; an image of launch/Dockerfile starts faster"
         )
         setup.setup_file = str(setup_file)

@@ -135,7 +135,7 @@ def _choice_fields(place: int, fields: dict[str, object], *, finish_reason: str 
 
 
 def answer_fields(answer: Answer, *, group: str | None) -> dict[str, Any]:
-    """Returns what is told of an answer besides its text; with the promise, null for none, if the client named a group.
+    """Returns what is told of an answer apart from its text, and the promise if a group was named: null for none.
 
     Args:
       answer: The answer.

@@ -121,7 +121,7 @@ class ServiceMetrics:
             "calm_beam_layers_used", "Decoder layers that tokens of answers used", **kept
         )
         self._layers_saved = prometheus_client.Counter(
-            "calm_beam_layers_saved", "Decoder layers that the full model would have run besides", **kept
+            "calm_beam_layers_saved", "Further decoder layers that the full model would have run", **kept
         )
 
     def watch(self, prompt_tokens: int, future: concurrent.futures.Future[Answer]) -> None:

@@ -40,7 +40,7 @@ class Address(Options):
     name: str = option("calm-beam", "what clients call the model (default: %(default)s)", kind=utf8_text)
     max_waiting: int = option(
         64,
-        "prompts that may wait beside those that are being decoded; more are turned away with status 503",
+        "prompts that may wait while others are decoded; more are turned away with status 503",
         kind=whole_number(1),
     )
     lazy: bool = switch("be ready once the model is loaded, and compile what a prompt needs when the first one comes")

@@ -52,7 +52,7 @@ def load_model(path: str, declared: Declared = _NOTHING) -> Checkpoint:
         raise UsageError(f"--checkpoint: {error}") from error
     if checkpoint.vocabulary_path is None:
         raise UsageError(
-            f"--checkpoint={path}: has no vocabulary. Put its sentencepiece.model or tokenizer.json beside it."
+            f"--checkpoint={path}: has no vocabulary. Put its sentencepiece.model or tokenizer.json next to it."
         )
     return checkpoint
 

@@ -198,7 +198,7 @@ class Loss(Options):
     layer_weights: str = option(TrainingConfig.layer_weights, "layers' shares in the loss", choices=LAYER_WEIGHTS)
     sampled_layers: int = option(
         TrainingConfig.sampled_layers,
-        "lower layers whose loss a step computes beside the last; 0 for all of them",
+        "lower layers whose loss a step computes next to that of the last; 0 for all of them",
         kind=integer,
     )
     rotating_layers: int = option(

@@ -16,7 +16,7 @@ from calm_beam.options.groups import DataSource, Decoding, RecordedModel, Record
 from calm_beam.options.kinds import number, texts
 
 STATE = "verification.json"
-"""The file beside a manifest that keeps what runs with `--anytime` have found."""
+"""The file next to a manifest that keeps what runs with `--anytime` have found."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Promises(Options):
     alpha: float = option(0.05, "chance of calling any promise broken that is kept, in (0, 1)", kind=number)
     anytime: bool = switch(
         "count all runs with this flag together: --alpha is then the chance over all of them, however many there are, "
-        f"and their state is kept in {STATE} beside the manifest"
+        f"and their state is kept in {STATE} next to the manifest"
     )
     state: str | os.PathLike[str] | None = option(
         None, "file that keeps the state of --anytime; made if there is none", belongs_to=("anytime",)

@@ -285,7 +285,7 @@ def _checked_data(run: PreparedSweep, request: VerifyRequest, *, promises: Promi
     if not stored:
         say(
             "whether the data share prompts with the calibration set is unknown: its generations are not "
-            "beside the manifest"
+            "next to the manifest"
         )
         return unique
     known_prompts = count_known_prompts(fresh, stored, vocabulary=run.vocabulary, task_prefix=run.settings.task_prefix)

@@ -78,7 +78,7 @@ def _as_it_is(manifest: Manifest) -> Manifest:
         ("other", None, _as_it_is, "Thresholds hold for no other model"),
         ("with_theirs", None, _as_it_is, "the same text would be other tokens"),
         ("model", "theirs", _as_it_is, "the same text would be other tokens"),
-        ("with_none", None, _as_it_is, "there is no vocabulary in or beside"),
+        ("with_none", None, _as_it_is, "there is no vocabulary in or next to"),
         ("model", "ours", _no_vocabulary, "the manifest is about token ids, without a vocabulary"),
         ("model", None, _too_many_ids, "they do not belong together"),
         ("model", None, _other_depth, "says that the model has 5 decoder layers, but it has 4"),

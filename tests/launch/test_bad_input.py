@@ -229,7 +229,7 @@ def _directory_as_data(place: _Place) -> str:
 
 def _no_vocabulary(place: _Place) -> str:
     write_rows(place.data, text_rows(3))
-    return f"no vocabulary in or beside {place.model}: pass --vocabulary, or data that has input_ids."
+    return f"no vocabulary in or next to {place.model}: pass --vocabulary, or data that has input_ids."
 
 
 def _large_vocabulary(place: _Place) -> str:

@@ -861,9 +861,9 @@ def test_a_folder_in_the_way(
     ("content", "message"),
     [
         (b"\x00\xff\xfe\x80" * 100, "is not a risk table, which is CSV in UTF-8"),
-        (b"\x7fELF\x02\x01\x01" + bytes(300), "is not the risk table of the manifest beside it"),
+        (b"\x7fELF\x02\x01\x01" + bytes(300), "is not the risk table of the manifest next to it"),
         (b"group,loss\n\xff,given\n", "is not a risk table, which is CSV in UTF-8"),
-        (b"", "is not the risk table of the manifest beside it"),
+        (b"", "is not the risk table of the manifest next to it"),
         (b"group\n" + b"x" * 140_000 + b"\n", "risk_table.csv, line 2: is not a row of a risk table"),
         (b'group,loss\n"given\n', "risk_table.csv, line"),
         (b"group,loss\na,b,c\n", "line 2: is not a row of a risk table, by its number of cells"),

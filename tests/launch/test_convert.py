@@ -90,7 +90,7 @@ def test_without_a_vocabulary(tmp_path: pathlib.Path, capsys: pytest.CaptureFixt
     for layout in ("native", "hugging_face", "t5x"):
         output = tmp_path / layout
         assert main(["convert", f"--checkpoint={model}", f"--output={output}", f"--layout={layout}"]) == 0
-        assert "There is no vocabulary in or beside the model, so none was copied." in capsys.readouterr().out
+        assert "There is no vocabulary in or next to the model, so none was copied." in capsys.readouterr().out
         assert load_checkpoint(output).vocabulary_path is None
 
 

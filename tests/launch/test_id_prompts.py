@@ -143,13 +143,13 @@ def test_without_a_vocabulary_ids_are_compared(bare: pathlib.Path) -> None:
 
 def _text_reference_first(rows: list[dict[str, Any]]) -> str:
     rows[3] = {"id": "row-3", "input_ids": [5, 1], "references": ["a"]}
-    return "line 4: its references are texts, but outputs are token ids, since there is no vocabulary in or beside the"
+    return "line 4: its references are texts, but outputs are token ids, since there is no vocabulary in or next to the"
 
 
 def _text_reference_late(rows: list[dict[str, Any]]) -> str:
     rows.append({"id": "late", "input_ids": [5, 1], "references": ["a"]})
     return (
-        "line 111: its references are texts, but outputs are token ids, since there is no vocabulary in or beside the"
+        "line 111: its references are texts, but outputs are token ids, since there is no vocabulary in or next to the"
     )
 
 

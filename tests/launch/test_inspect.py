@@ -158,7 +158,7 @@ def test_a_t5x_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert f"Checkpoint in t5x layout: {latest}" in printed
     assert "Exit classifier: no." in printed
-    assert "Vocabulary: none in or beside it." in printed
+    assert "Vocabulary: none in or next to it." in printed
 
 
 def test_what_no_array_shows(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

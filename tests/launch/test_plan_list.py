@@ -78,7 +78,7 @@ def test_every_other_plan_of_stored_outputs_is_counted(
     assert len(_again(outputs, tmp_path / "wsr", "--p_value=wsr")) == 1
     printed = capsys.readouterr()
     for text in (printed.err, printed.out):
-        assert f"This is the 2nd plan on these outputs, by the list beside them. {_SHOWN}" in text
+        assert f"This is the 2nd plan on these outputs, by the list next to them. {_SHOWN}" in text
     (folder,) = (outputs / "generations").iterdir()
     earlier = _again(folder, tmp_path / "coarser", "--thresholds=0.5,0")
     assert [plan.command for plan in earlier] == ["calibrate", "calibrate --generations"]
@@ -208,7 +208,7 @@ def test_what_inspect_and_the_report_show(
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "other")]) == 0
     printed = capsys.readouterr().out
-    assert f"This is the 2nd plan on these outputs, by the list beside them. {_SHOWN}" in printed
+    assert f"This is the 2nd plan on these outputs, by the list next to them. {_SHOWN}" in printed
     assert f"  {before.plan}, by calibrate, {before.asked}\n" in printed
     assert main(["inspect", str(outputs)]) == 0
     assert "1 more plan was asked of these outputs since." in capsys.readouterr().out

@@ -67,7 +67,7 @@ def test_flags_say_where_things_are(calibration: pathlib.Path, tmp_path: pathlib
     assert any(piece.startswith("▁") and not piece[1:].isdigit() for piece in data["pieces"])
     assert not (alone / "report.html").exists()
     assert _report(f"--calibration={alone / 'manifest.json'}") == 0
-    assert "the generations are not beside the manifest" in _data(alone / "report.html")["remarks"][0]
+    assert "the generations are not next to the manifest" in _data(alone / "report.html")["remarks"][0]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_files_of_another_run(
     assert "The report needs the generations that were calibrated." in capsys.readouterr().err
     shutil.copy(calibration / "manifest.json", other)
     assert _report(f"--calibration={other}") == 1
-    assert "is not the risk table of the manifest beside it" in capsys.readouterr().err
+    assert "is not the risk table of the manifest next to it" in capsys.readouterr().err
 
 
 def _calibrate(output: pathlib.Path, *flags: str) -> int:

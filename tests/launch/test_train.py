@@ -292,7 +292,7 @@ def test_a_checkpoint_without_vocabulary_is_refused(
     assert _train(f"--data={data}", f"--output={tmp_path / 'one'}", *_SIZES) == 0
     (tmp_path / "one" / "sentencepiece.model").unlink()
     assert _train(f"--data={data}", f"--output={tmp_path / 'two'}", f"--checkpoint={tmp_path / 'one'}") == 2
-    assert "has no vocabulary. Put its sentencepiece.model or tokenizer.json beside it." in capsys.readouterr().err
+    assert "has no vocabulary. Put its sentencepiece.model or tokenizer.json next to it." in capsys.readouterr().err
 
 
 def test_divergence_is_a_failure(

@@ -185,7 +185,7 @@ def test_shared_prompts_are_counted(place: _Place, capsys: pytest.CaptureFixture
     assert "warning: 5 of 40 prompts are in the calibration set too." in capsys.readouterr().err
     shutil.rmtree(place.calibration / "generations")
     assert main([*place.flags, f"--data={mixed}"]) in (0, 3)
-    assert "is unknown: its generations are not beside the manifest" in capsys.readouterr().err
+    assert "is unknown: its generations are not next to the manifest" in capsys.readouterr().err
 
 
 def test_clusters_and_failures_are_those_of_the_plan(

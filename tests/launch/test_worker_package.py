@@ -49,7 +49,7 @@ def test_an_image_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_sources_are_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     """From its sources, workers without an image install calm_beam from them, and the user is told."""
     assert _choose().setup_file == str(_ROOT / "setup.py")
-    assert f"every worker will install calm-beam from the sources beside {_ROOT}/setup.py" in capsys.readouterr().err
+    assert f"every worker will install calm-beam from the sources next to {_ROOT}/setup.py" in capsys.readouterr().err
 
 
 def test_without_sources_nothing_is_guessed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ LOGS: Mapping[str, Kind] = {
     "losses in JSONL": Kind("logs/losses.jsonl", _losses("losses.jsonl")),
     "losses in Parquet": Kind("logs/losses.parquet", _losses("losses.parquet")),
 }
-"""Logs of frameworks of evaluation, the files beside them, and tables of losses."""
+"""Logs of frameworks of evaluation, the files next to them, and tables of losses."""
 
 KINDS: Mapping[str, Kind] = {
     **LOGS,

@@ -23,7 +23,7 @@ _WATCHED = (
 )
 _CONFIRMED = (
     "Where half of the units choose a threshold, by a sweep that does not show all losses, and the others confirm it "
-    "as it is served; beside it what became of it if those who chose confirmed it too. The largest over p-values and "
+    "as it is served; next to it what became of it if those who chose confirmed it too. The largest over p-values and "
     "procedures:\n\n"
 )
 

@@ -338,8 +338,8 @@ def settled_direction(metric: str, *, said: Mapping[str, bool], asked: str | Non
     found_or_none = asked or known_direction(metric)
     if found_or_none is None:
         raise UsageError(
-            f"nothing says whether a higher or a lower {metric} is better: the logs do not, nor the files beside them, "
-            "and the name is not known. Say it: --direction=higher or --direction=lower."
+            f"nothing says whether a higher or a lower {metric} is better: the logs do not, nor the files next to "
+            "them, and the name is not known. Say it: --direction=higher or --direction=lower."
         )
     return found_or_none
 

@@ -211,7 +211,7 @@ def chat_of(template: str, *, tokenizer: str, system: str | None) -> ChatRecord:
     text = files.chat_template if template == OWN_TEMPLATE else read_text(template)
     if text is None:
         raise VocabularyError(
-            f"vocabulary {tokenizer}: there is no chat template beside it, in tokenizer_config.json or "
+            f"vocabulary {tokenizer}: there is no chat template next to it, in tokenizer_config.json or "
             "chat_template.jinja. Name a file that holds one."
         )
     chat = ChatRecord(template=text, system=system, tokens=files.special_tokens)

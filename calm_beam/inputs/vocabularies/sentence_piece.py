@@ -140,7 +140,7 @@ def _checked_above(
                 continue
         if index != size + len(sentinels) + len(above):
             raise VocabularyError(
-                f"vocabulary {path}: a file beside it gives {text!r} the id {index}, which is "
+                f"vocabulary {path}: a file next to it gives {text!r} the id {index}, which is "
                 f"{'that of ' + repr(known) if known is not None else 'above a gap'}: there are {size} pieces and "
                 f"{len(sentinels)} sentinels. If their number is wrong, pass extra_ids; if it is right, the files are "
                 "of different models."

@@ -468,7 +468,7 @@ def _add_tokens(path: str, tokenizer: Any, added_token: Any, *, files: Tokenizer
             tokenizer.add_tokens([token])
         if tokenizer.token_to_id(fields["content"]) != index:
             raise VocabularyError(
-                f"vocabulary {path}: a file beside it gives {fields['content']!r} the id {index}, here it has "
+                f"vocabulary {path}: a file next to it gives {fields['content']!r} the id {index}, here it has "
                 f"{tokenizer.token_to_id(fields['content'])}. The files are of different models."
             )
     texts = {token.content for token in tokenizer.get_added_tokens_decoder().values()}

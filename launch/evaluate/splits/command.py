@@ -277,7 +277,7 @@ def _sources(
     if not any(source.is_tested for source in sources):
         raise UsageError(
             f"--generations: nothing can be served by {', '.join(source.measure for source in sources)}, which needs "
-            "every layer for every token: it is only shown beside others. Name another measure too."
+            "every layer for every token: it is only shown with others. Name another measure too."
         )
     return tuple(sources)
 

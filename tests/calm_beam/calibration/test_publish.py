@@ -98,7 +98,7 @@ def test_whoever_writes_the_table_publishes(output: str) -> None:
     with storage.replacing(storage.joined(output, "risk_table.csv")) as table:
         table.write_text("of another run\n")
     before = _contents(output)
-    with pytest.raises(ManifestError, match="not there yet, though files beside it are"):
+    with pytest.raises(ManifestError, match="not there yet, though other files of its folder are"):
         publish(output, build_manifest(), rows=(), failures=[("a", "b")], earlier=began)
     assert _contents(output) == before
 

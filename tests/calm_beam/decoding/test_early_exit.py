@@ -249,8 +249,8 @@ def test_thresholds_by_position_take_the_place_of_the_schedule() -> None:
 @pytest.mark.parametrize(
     ("threshold", "positions", "message"),
     [
-        (0.5, [0.5] * 4, "must be 5 numbers beside a threshold, got 4 numbers beside 0.5"),
-        (None, [0.5] * 5, "must be 5 numbers beside a threshold, got 5 numbers beside None"),
+        (0.5, [0.5] * 4, "must be 5 numbers next to a threshold, got 4 numbers next to 0.5"),
+        (None, [0.5] * 5, "must be 5 numbers next to a threshold, got 5 numbers next to None"),
         (0.5, [0.5] * 4 + [1.5], r"must be numbers in \[0, 1\], got "),
         (0.5, [0.5] * 4 + [float("nan")], r"must be numbers in \[0, 1\], got "),
     ],

@@ -298,7 +298,7 @@ def test_certified_heads_are_needed_too(monkeypatch: pytest.MonkeyPatch) -> None
         memory.check_memory(config, memory.Demand(**sizes, exit_head="auto"))
     said = memory.memory_in_words(config, memory.Demand(**sizes, exit_head="auto"))
     assert re.match(
-        r"[\d,.]+ MiB of weights, and up to [\d,.]+ MiB of certified heads, [\d,.]+ MiB free beside them", said
+        r"[\d,.]+ MiB of weights, and up to [\d,.]+ MiB of certified heads, [\d,.]+ MiB left", said
     )
 
 
@@ -383,7 +383,7 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     room = int(((1 << 31) - weights) * 0.2 / 2 / (4 * 2 * 64 * 4))
     assert (
         said(demand)
-        == f"0.1 GiB of weights, 1.9 GiB free beside them: room for {room:,} tokens of prompts and outputs at a time"
+        == f"0.1 GiB of weights, 1.9 GiB left: room for {room:,} tokens of prompts and outputs at a time"
     )
     assert "; room for 5,000 tokens, as asked, takes 9.8 MiB" in said(asked)
     elsewhere = said(demand, model_parallelism=8, runs_here=False)

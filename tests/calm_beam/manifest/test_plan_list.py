@@ -160,7 +160,7 @@ def test_a_damaged_list_is_refused(tmp_path: pathlib.Path, damage: object, messa
 def test_outputs_whose_list_cannot_be_written_are_refused(tmp_path: pathlib.Path) -> None:
     """A plan that cannot be recorded is refused."""
     tmp_path.chmod(0o500)
-    with pytest.raises(UsageError, match="every plan that is asked of outputs is listed beside them"):
+    with pytest.raises(UsageError, match="every plan that is asked of outputs is listed next to them"):
         _asked(tmp_path, _FIRST)
 
 
@@ -184,11 +184,11 @@ def test_what_it_does_to_a_promise_is_said() -> None:
     unseen = dataclasses.replace(plan, answered=False)
     assert plans_in_words(None) == ""
     assert plans_in_words([unseen]) == (
-        "This is the 2nd plan on these outputs, by the list beside them. No result of the earlier one was shown, so "
+        "This is the 2nd plan on these outputs, by the list next to them. No result of the earlier one was shown, so "
         "the promises stand."
     )
     assert plans_in_words([plan, unseen, plan], of="losses") == (
-        "This is the 4th plan on these losses, by the list beside them. Results of 2 earlier ones were shown before. "
+        "This is the 4th plan on these losses, by the list next to them. Results of 2 earlier ones were shown before. "
         "Unless this plan was settled before that, or all of its examples are new, epsilon does not bound the chance "
         "that a promise here is wrong."
     )

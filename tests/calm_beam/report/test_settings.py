@@ -136,7 +136,7 @@ def test_another_table_is_refused(tmp_path: pathlib.Path) -> None:
     one = pathlib.Path(_write(tmp_path / "one", coin_rows(300)))
     other = pathlib.Path(_write(tmp_path / "other", coin_rows(300, seed=1)))
     (one / "risk_table.csv").write_bytes((other / "risk_table.csv").read_bytes())
-    with pytest.raises(ReportError, match="is not the risk table of the manifest beside it"):
+    with pytest.raises(ReportError, match="is not the risk table of the manifest next to it"):
         build_setting_page(str(one))
     (one / "risk_table.csv").write_text((other / "risk_table.csv").read_text().replace("true", "maybe"))
     with pytest.raises(ReportError, match="is not a row of a risk table"):

@@ -51,7 +51,7 @@ def test_another_vocabulary_is_refused(vocabulary_path: pathlib.Path, tmp_path: 
     other = train_vocabulary(tmp_path / "other.model", size=45)
     with pytest.raises(ManifestError, match=f"fingerprint {vocabulary.fingerprint} and 0 extra ids, the one at hand"):
         Generator.from_manifest(manifest, _CHECKPOINT, vocabulary=other)
-    with pytest.raises(ManifestError, match=r"no vocabulary in or beside /nowhere: say where its sentencepiece.model"):
+    with pytest.raises(ManifestError, match=r"no vocabulary in or next to /nowhere: say where its sentencepiece.model"):
         Generator.from_manifest(manifest, _CHECKPOINT)
     with pytest.raises(ManifestError, match="is about token ids, without a vocabulary: leave the vocabulary out"):
         Generator.from_manifest(build_served_manifest(_CHECKPOINT), _CHECKPOINT, vocabulary=vocabulary_path)

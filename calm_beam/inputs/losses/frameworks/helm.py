@@ -54,8 +54,8 @@ class Helm:
         asked = _instances(parent(path))
         if cluster_key is not None and not asked:
             raise LossesError(
-                f"{path}: --cluster_key={cluster_key} is looked for in {' or '.join(_ASKED)} beside it, and neither is "
-                "there with an instance."
+                f"{path}: --cluster_key={cluster_key} is looked for in {' or '.join(_ASKED)} next to it, and neither "
+                "is there with an instance."
             )
         for number, row in enumerate(_listed(path), start=1):
             where = f"{path}, entry {number}"

@@ -317,7 +317,7 @@ def test_clusters_of_logs(write: Callable[[pathlib.Path], pathlib.Path], key: st
 def test_clusters_need_their_file(tmp_path: pathlib.Path) -> None:
     """If HELM's log lacks the file with the questions, clusters are refused."""
     run = Run.found(str(write_helm(tmp_path / "run", [1.0])), task=None)
-    with pytest.raises(LossesError, match=r"is looked for in instances\.json or scenario_state\.json beside it"):
+    with pytest.raises(LossesError, match=r"is looked for in instances\.json or scenario_state\.json next to it"):
         RunScores.read(run, metric="exact_match", cluster_key="extra_data.passage")
 
 

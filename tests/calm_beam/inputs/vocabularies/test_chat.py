@@ -107,7 +107,7 @@ def test_json_is_written_as_transformers_does() -> None:
 def test_a_vocabulary_without_a_template_is_told_so(tmp_path: pathlib.Path) -> None:
     """Without a template, the message says where one is looked for."""
     shutil.copyfile(FOLDER / "qwen" / "tokenizer.json", tmp_path / "tokenizer.json")
-    with pytest.raises(VocabularyError, match=r"there is no chat template beside it, in tokenizer_config.json or"):
+    with pytest.raises(VocabularyError, match=r"there is no chat template next to it, in tokenizer_config.json or"):
         chat_of(OWN_TEMPLATE, tokenizer=str(tmp_path / "tokenizer.json"), system=None)
     with pytest.raises(VocabularyError, match=r"none\.jinja: cannot be read"):
         chat_of(str(tmp_path / "none.jinja"), tokenizer=str(tmp_path / "tokenizer.json"), system=None)

@@ -14,7 +14,7 @@ COMMANDS = {
     "doctor": "say what is installed here, and whether it works",
     "evaluate": "measure what calibrated thresholds gain and keep, over repeated random splits, and what exits do",
     "generate": "answer prompts under a manifest, skipping layers",
-    "inspect": "say in words what a manifest or a checkpoint holds",
+    "inspect": "print what a manifest or a checkpoint holds",
     "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
     "plan": "say how many examples a calibration needs",
     "report": "build the report of a calibration, one HTML file",

@@ -269,7 +269,7 @@ def _describe_plans(console: PlainConsole, manifest: Manifest | SettingManifest,
     later = len(PlanList(parent(path)).plans()) - len(earlier) - 1
     if later > 0:
         console.print(
-            f"{counted(later, 'more plan was', several='more plans were')} asked of these {of} since. Whoever picks "
+            f"{counted(later, 'more plan was', several='more plans were')} asked of these {of} since. A user who picks "
             "one of several results after seeing them has the guarantee of none."
         )
 

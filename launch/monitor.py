@@ -129,7 +129,7 @@ def _watched(manifest: Manifest | SettingManifest, choice: EntryChoice) -> Watch
         promise=WatchedPromise.of(manifest, entry),
         tail=entry.objective.tail,
         words=entry_in_words(entry),
-        remedy="Serve the full model, and calibrate anew.",
+        remedy="Serve the full model, and calibrate again.",
     )
 
 
@@ -146,7 +146,7 @@ def _watched_setting(manifest: SettingManifest, choice: EntryChoice) -> Watched:
         promise=WatchedPromise.of(manifest, entry),
         tail=entry.tail,
         words=f"{of_group}, loss{above}, delta {entry.delta:g}, epsilon {entry.epsilon:g} (setting {entry.setting})",
-        remedy="Go back to a safer setting, and certify anew.",
+        remedy="Go back to a safer setting, and certify again.",
     )
 
 
@@ -178,7 +178,7 @@ def _say_what_losses_are(manifest: Manifest | SettingManifest, watched: Watched)
         what, where = ("prompts", "at this entry's threshold")
         if isinstance(manifest, SettingManifest):
             what, where = ("examples", "under this entry's setting")
-        say(f"the manifest tells groups apart: these have to be losses of {what} of {whose}, {where}")
+        say(f"the manifest distinguishes groups: these have to be losses of {what} of {whose}, {where}")
 
 
 _SCHEMA = "calm-beam/monitor/v3"
@@ -274,8 +274,8 @@ class Session:
         if is_of_first_version:
             say(
                 f"state {self._path}: is of a version that counted missing losses as 1 and did not say which they are. "
-                'What it has found goes into the alarm "the risk exceeds delta, or losses are missing"; the proof that '
-                "the risk exceeds delta begins anew"
+                'Its findings go into the alarm "the risk exceeds delta, or losses are missing"; the proof that '
+                "the risk exceeds delta begins again"
             )
         return monitor, files
 

@@ -74,7 +74,7 @@ class Devices:
 
 
 ANY_DEVICES = Devices()
-"""Whatever JAX finds."""
+"""The devices that JAX finds."""
 
 
 def require_accelerator() -> None:

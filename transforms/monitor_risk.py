@@ -130,7 +130,7 @@ class MonitorRisk(beam.PTransform):
         if losses.windowing.triggerfn != trigger.DefaultTrigger() or losses.windowing.allowed_lateness.micros:
             raise ValueError(
                 "windows of losses must end once, when the watermark passes: leave out their trigger and "
-                "allowed_lateness. Whoever looks at a part of a window sees the losses that were quick."
+                "allowed_lateness. A part of a window has only the losses that were quick."
             )
         manifest = read_manifest(self.manifest) if isinstance(self.manifest, str) else self.manifest
         promises = () if manifest is None else tuple(_promises(manifest))

@@ -121,7 +121,7 @@ def _places(sizes: Mapping[int, int], *, round_examples: int, division: str | No
     if division not in (None, division_digest(sizes, round_examples=round_examples)):
         raise OutputsError(
             "the data have changed since the first rounds were counted: they would be divided into other rounds, and "
-            "an example could be left out or count twice. Restore them, or begin anew with --overwrite."
+            "an example could be left out or count twice. Restore them, or begin again with --overwrite."
         )
     rounds = rounds_of(sizes, round_examples=round_examples)
     return {shard: _Place(number, sizes[shard]) for number, shards in enumerate(rounds, start=1) for shard in shards}

@@ -71,7 +71,7 @@ class ShardScorer:
         (shard,) = set(copies)
         path = self._stored.shard_path(number)
         if stored_shard(path) != shard:
-            raise OutputsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
+            raise OutputsError(f"{path}: was replaced after decoding was complete. Decode again, with --overwrite.")
         generations = read_generations(path)
         failures: list[tuple[str, str]] = []
         while batch := list(itertools.islice(generations, _BATCH)):

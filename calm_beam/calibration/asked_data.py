@@ -61,7 +61,7 @@ def groups_of_stored(stored: StoredGenerations, finished: FinishedSweep) -> tupl
     if key is None:
         raise OutputsError(
             f"{stored.directory}: was decoded without --group_key, so nothing says which group an example belongs to. "
-            "Decode anew with it."
+            "Decode again with it."
         )
     names = (name for shard in finished.shards for name in stored_groups(stored.shard_path(shard.shard)))
     return counted_groups(names, key=key)

@@ -401,7 +401,7 @@ def check_fresh(sweep: LossTable, manifest: SettingManifest) -> None:
     if all(fingerprint_text(sweep.fingerprints[name]) == certified[name] for name in wanted):
         raise UsageError(
             "these are the very losses that were certified. What chose the setting cannot test it: take examples that "
-            "were drawn anew."
+            "were newly drawn."
         )
 
 

@@ -379,6 +379,6 @@ class SweptSettings:
             path = self.job.shard_path(self.folder, shard.shard)
             if stored_shard(path) != shard:
                 raise OutputsError(
-                    f"{path}: was replaced after decoding was complete. Decode anew, with overwrite=True."
+                    f"{path}: was replaced after decoding was complete. Decode again, with overwrite=True."
                 )
             yield from read_generations(path)

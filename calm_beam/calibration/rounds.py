@@ -137,7 +137,7 @@ class Round:
             with open_input(path) as file:
                 content = strict_json.loads(file.read())
             if content["schema"] != _SCHEMA or content["digest"] != content_digest(content):
-                raise OutputsError(f"{path}: was changed after it was written. Decode anew with --overwrite.")
+                raise OutputsError(f"{path}: was changed after it was written. Decode again with --overwrite.")
             if content["tests"] != plan.without_rule().digest:
                 raise OutputsError(
                     f"{path}: the losses of this round were counted for other tests, or in rounds of another size. "
@@ -187,11 +187,11 @@ def counted_rounds(
             raise OutputsError(
                 f"{folder}: round {following.number} was scored by {_differing(following.scored_by)}, and now "
                 f"there is {_differing(scored_by)}: one risk must not be made of two metrics. Restore what "
-                "scored it, or begin anew with --overwrite."
+                "scored it, or begin again with --overwrite."
             )
         if rounds and following.division != rounds[0].division:
             raise OutputsError(
-                f"{folder}: rounds 1 and {following.number} are of different divisions of the data. Begin anew, "
+                f"{folder}: rounds 1 and {following.number} are of different divisions of the data. Begin again, "
                 "with --overwrite."
             )
         for shard in following.shards:
@@ -200,7 +200,7 @@ def counted_rounds(
             stored_as = stored_shard if following.number in now else whole_shard
             if not is_file(path) or stored_as(path) != shard:
                 raise OutputsError(
-                    f"{path}: is missing, or not what was counted in round {following.number}. Decode anew, with "
+                    f"{path}: is missing, or not what was counted in round {following.number}. Decode again, with "
                     "--overwrite."
                 )
         rounds.append(following)

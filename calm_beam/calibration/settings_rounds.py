@@ -366,7 +366,7 @@ class Ledger:
         if plan.without_rule().digest != self.plan.without_rule().digest:
             raise UsageError(
                 f"the plan was settled at the first call, and {' and '.join(_differing(plan, self.plan))} of it cannot "
-                "be changed: losses may have been seen since. Ask for what was settled, or begin anew in another "
+                "be changed: losses may have been seen since. Ask for what was settled, or begin again in another "
                 "--output, with other examples."
             )
         if ended is None or ended.sequential is None:
@@ -448,7 +448,7 @@ class Ledger:
             )
         except (ManifestError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
-                f"{path}: is not as calm-beam writes it ({error}). Restore it, or begin anew with --overwrite."
+                f"{path}: is not as calm-beam writes it ({error}). Restore it, or begin again with --overwrite."
             ) from error
 
 

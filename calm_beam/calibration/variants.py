@@ -87,7 +87,7 @@ def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
         if (other.content_sum, other.by_shard) != (first.content_sum, first.by_shard):
             raise OutputsError(
                 "the variants were decoded from different examples: the data changed between them. Restore the data "
-                "and begin anew with --overwrite."
+                "and begin again with --overwrite."
             )
     failures = {name: reason for each in reversed(variants) for name, reason in each.failures}
     contrast = Contrast.merged(each.contrast for each in variants)

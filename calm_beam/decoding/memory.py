@@ -288,9 +288,7 @@ def memory_in_words(config: ModelConfig, demand: Demand, *, model_parallelism: i
         return f"{weights}; each token of a prompt or an output takes {_in_words(position)}"
     free = max(0, available_bytes() - whole - heads - packed)
     room = max(demand.source + demand.num_branches * demand.steps, int(free * _HOST_SHARE / 2 / position))
-    return (
-        f"{weights}, {_in_words(free)} left: room for {room:,} tokens of prompts and outputs at a time"
-    )
+    return f"{weights}, {_in_words(free)} left: room for {room:,} tokens of prompts and outputs at a time"
 
 
 def _heads_bytes(config: ModelConfig, exit_head: str, precision: Precision) -> int:

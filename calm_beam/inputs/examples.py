@@ -59,7 +59,7 @@ class Turns:
         roles = [role for role, _ in said]
         if any(role in ("system", "developer") for role in roles):
             raise ValueError(
-                f"{CHAT} has a {roles[0]} message. What every chat begins with is said once, with --system, and not in "
+                f"{CHAT} has a {roles[0]} message. Pass the text that every chat begins with once, as --system, not in "
                 "rows"
             )
         if not roles or any(role != _ROLES[place % 2] for place, role in enumerate(roles)):

@@ -219,7 +219,7 @@ def not_proved_in_words(p_value: float, epsilon: float) -> str:
 def alone_in_words(entries: int) -> str:
     """Returns that the promise to use must be settled before the results are seen, if each holds alone."""
     return (
-        f"Each of the {entries} holds alone. Which of them is used must have been settled before anybody saw these "
+        f"Each of the {entries} holds alone. Which of them is used must have been settled before anyone saw these "
         "results: choosing the best of them here voids its guarantee."
     )
 

@@ -96,7 +96,7 @@ def metric_source_digest(name: str) -> str:
     """
     path = _source_file(name)
     if path is None:
-        raise MetricError(f'metric "{name}": its module has no file, so that nothing could tell it from another.')
+        raise MetricError(f'metric "{name}": its module has no file, so nothing could distinguish it from another.')
     with open(path, "rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 

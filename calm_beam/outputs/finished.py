@@ -100,7 +100,7 @@ class Finished:
             raise OutputsError(
                 f"{folder}: a sequential calibration stopped there when it had proved enough, so its losses have "
                 "decided which examples are there. Other tests of them would prove nothing. Go on with that "
-                "calibration with --resume, without a rule to stop, or decode anew."
+                "calibration with --resume, without a rule to stop, or decode again."
             )
         if is_stopped:
             path = stopped
@@ -279,7 +279,7 @@ def mixed_engines(one: str, other: str) -> str:
     return (
         f"some of the workers decode by {one}, others by {other}: outputs of two engines are never mixed. Take workers "
         "with one kind of processor (on Dataflow, --machine_type of one generation or --min_cpu_platform), and decode "
-        "anew."
+        "again."
     )
 
 

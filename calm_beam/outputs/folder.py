@@ -112,7 +112,7 @@ class Home(Generic[J]):
             )
             raise UsageError(
                 f"--output {output}: holds {state} ({self._extent(found[0])}). Pass --resume to go on with them, "
-                f"--overwrite to begin anew, or choose another {self.PLACE}."
+                f"--overwrite to begin again, or choose another {self.PLACE}."
             )
         for folder in found:
             self._check_same_run(folder, jobs)
@@ -214,14 +214,14 @@ class Home(Generic[J]):
             theirs = self.JOB.read(folder)
         except OutputsError as error:
             raise UsageError(
-                f"--resume: {error} {self._restart[0].upper()}{self._restart[1:]} to begin anew."
+                f"--resume: {error} {self._restart[0].upper()}{self._restart[1:]} to begin again."
             ) from error
         differences = own.get(folder, jobs[-1]).differences(theirs)
         if differences or folder not in own:
             how = "; ".join(differences) or "under another name"
             raise UsageError(
                 f"--resume: {folder} was begun in another way: {how}. {self.JOB.WORDS.outputs.capitalize()} of "
-                f"different runs are never mixed: repeat that run as it was, or {self._restart} to begin anew."
+                f"different runs are never mixed: repeat that run as it was, or {self._restart} to begin again."
             )
 
 
@@ -249,7 +249,7 @@ class GenerationsHome(Home[G]):
         for folder in self._found():
             if is_file(joined(folder, COMPLETE)) or is_file(joined(folder, STOPPED)):
                 return folder
-        raise UsageError(f"{self.output}: holds no generations that were counted whole. Begin anew with --overwrite.")
+        raise UsageError(f"{self.output}: holds no generations that were counted whole. Begin again with --overwrite.")
 
     def remove_temporary_files(self) -> None:
         """Removes unfinished files of a killed process, in the directory and its generations."""

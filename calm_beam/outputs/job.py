@@ -214,7 +214,7 @@ class SweptJob(Job):
     """
 
     FILE = "decode.json"
-    WORDS = Words(outputs="generations", example="example", made="decoded", redo="decode anew", lenient="worst_case")
+    WORDS = Words(outputs="generations", example="example", made="decoded", redo="decode again", lenient="worst_case")
 
     cluster_key: str | None
 
@@ -396,7 +396,7 @@ class AnswerJob(Job):
 
     FILE = "generate.json"
     SCHEMA = "calm-beam/answers/v1"
-    WORDS = Words(outputs="answers", example="prompt", made="answered", redo="answer anew", lenient="list")
+    WORDS = Words(outputs="answers", example="prompt", made="answered", redo="answer again", lenient="list")
 
     model: ModelRecord
     vocabulary: VocabularyRecord | None

@@ -125,7 +125,7 @@ def _with_worst(scored: ScoredGeneration) -> ScoredGeneration:
     if any(output.near_tie is None for output in generation.outputs):
         raise OutputsError(
             f"{generation.example.in_words()}: its outputs do not say whether they hung on near ties, which are to "
-            "count with loss 1. Decode anew, by a measure whose near ties are seen, or take --near_ties=count."
+            "count with loss 1. Decode again, by a measure whose near ties are seen, or take --near_ties=count."
         )
     losses = np.where(np.array(generation.near_ties()), to_signed_fixed_point(np.ones(())), scored.losses)
     return dataclasses.replace(scored, losses=losses)

@@ -103,7 +103,7 @@ def check_above(assignment: AnyAssignment, shard: int, *, examples: Sequence[Exa
     if not is_file(path):
         raise OutputsError(
             f"{path}: is missing, although the data give {counted(len(examples), 'example')} for this shard: they "
-            "have changed since the upper part of the grid was decoded. Restore them, or decode anew with --overwrite."
+            "have changed since the upper part of the grid was decoded. Restore them, or decode again with --overwrite."
         )
     _checked_shard(path, above.job, shard=shard, examples=examples)
 

@@ -230,7 +230,7 @@ def together_in_words(manifest: Manifest) -> str:
     if served := served_in_words(manifest):
         return f"Each of the {entries} promises holds alone. {served}{of_groups}"
     return (
-        f"Each of the {entries} promises holds alone. Which of them is served must have been settled before anybody "
+        f"Each of the {entries} promises holds alone. Which of them is served must have been settled before anyone "
         f"saw these results: choosing the best of them here voids its guarantee.{of_groups}"
     )
 

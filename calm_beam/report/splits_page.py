@@ -420,7 +420,7 @@ def _rest(rows: Sequence[object], name: str) -> str:
     """Returns where the rows stand that a page does not show; empty if it shows all."""
     if len(rows) <= _MOST_ROWS:
         return ""
-    return f" The page lists {_MOST_ROWS:,} of {len(rows):,}: all stand in {name}."
+    return f" The page lists {_MOST_ROWS:,} of {len(rows):,}: all are in {name}."
 
 
 def _facts(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:

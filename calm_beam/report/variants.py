@@ -205,7 +205,7 @@ def _numbers(tests: Iterable[Sequence[RiskRow]], *, has_chosen: bool) -> str:
         "p",
         "result",
         "layers",
-        *(["p of those who chose", "their layers"] if has_chosen else []),
+        *(["p of the part that chose", "their layers"] if has_chosen else []),
     )
     rows: list[tuple[str | Cell, ...]] = [
         (

@@ -154,7 +154,7 @@ def check_vocabulary(
     if (vocabulary.fingerprint, vocabulary.extra_ids) != (record.fingerprint, record.extra_ids):
         raise ManifestError(
             f"{of} is about a vocabulary with fingerprint {record.fingerprint} and {record.extra_ids} extra ids, the "
-            f"one at hand has {vocabulary.fingerprint} and {vocabulary.extra_ids}: the same text would be other tokens."
+            f"one given has {vocabulary.fingerprint} and {vocabulary.extra_ids}: the same text would be other tokens."
         )
     if vocabulary.chat != record.chat:
         raise ManifestError(f"{of} is about prompts that another chat template made, or another system prompt.")
@@ -244,7 +244,7 @@ def check_exact(served: EngineRecord, calibrated: EngineRecord | None) -> None:
     if calibrated is None:
         raise ManifestError(
             "exact_engine is asked for, but the manifest does not say which engine was calibrated: an earlier version "
-            "of calm-beam wrote it. Calibrate anew, or leave exact_engine out."
+            "of calm-beam wrote it. Calibrate again, or leave exact_engine out."
         )
     if served.is_unlike(calibrated):
         raise ManifestError(

@@ -61,7 +61,7 @@ def read_cost(output: str, *, model: str) -> CostRecord | None:
             content = strict_json.loads(file.read())
         return CostRecord.from_dict(content) if content.pop("model") == model else None
     except (AttributeError, KeyError, ValueError) as error:
-        raise UsageError(f"{path}: is not as calm-beam writes it ({error}). Begin anew with --overwrite.") from error
+        raise UsageError(f"{path}: is not as calm-beam writes it ({error}). Begin again with --overwrite.") from error
 
 
 # Prompts to time are drawn from this many first rows, by a hash of their ids.
@@ -273,7 +273,7 @@ def _kept_or_found(
     if request.resume or selection_share is not None:
         kept = read_cost(output, model=sweep.model_fingerprint)
         if kept is not None and (kept.unit, kept.batch) == (UNITS[LATENCY], request.objective_batch):
-            say(f"exits=auto: what a token costs was measured before, and stands in {joined(output, COST_FILE)}")
+            say(f"exits=auto: the cost of a token was measured before, and is in {joined(output, COST_FILE)}")
             return kept
     return _measured(request, sweep, tried, selection_share=selection_share)
 

@@ -180,7 +180,7 @@ def _check_is_done(run: CalibrationRun, request: CalibrateRequest, manifest: Man
             raise UsageError(
                 f"--resume: {path} is finished, and was asked for something else. The examples that confirm have been "
                 "looked at, and could not confirm what is chosen now: take fresh data and another --output. "
-                "--overwrite begins anew, which proves something only if nobody has seen what was found here."
+                "--overwrite begins again, which proves something only if nobody has seen what was found here."
             )
         if ended is not None and ended.rounds < ended.of_rounds:
             raise UsageError(
@@ -189,8 +189,8 @@ def _check_is_done(run: CalibrationRun, request: CalibrateRequest, manifest: Man
                 "another --output, or --overwrite."
             )
         raise UsageError(
-            f"--resume: {path} is finished, and was asked for something else. Whatever is asked after its results were "
-            "seen needs fresh examples and another --output. --overwrite begins anew, and the manifest then says what "
+            f"--resume: {path} is finished, and was asked for something else. A question after its results were "
+            "seen needs fresh examples and another --output. --overwrite begins again, and the manifest then says what "
             "had been asked before."
         )
     confirmed, part = manifest.confirmation, request.part
@@ -200,7 +200,7 @@ def _check_is_done(run: CalibrationRun, request: CalibrateRequest, manifest: Man
     ):
         raise UsageError(
             f"--resume: {path} is finished, and the data have changed since: it is about the examples that were there. "
-            "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
+            "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin again."
         )
     say(f"--resume: {path} is finished; nothing is left to do.")
     # The run may have been killed while it wrote its report.

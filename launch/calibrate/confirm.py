@@ -155,7 +155,7 @@ def refuse_left_confirmation(output: str) -> None:
     if SweepHome(folder).begun_shards() is not None:
         raise UsageError(
             f"--output {output}: holds {CONFIRMATION}/ of a run that did not finish. Pass --resume to go on with it, "
-            "--overwrite to begin anew, or choose another directory."
+            "--overwrite to begin again, or choose another directory."
         )
 
 

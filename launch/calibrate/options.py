@@ -93,7 +93,7 @@ class Guarantees(Options):
     serve: str | None = option(
         None,
         "the entry that will be served, settled before any loss is seen, such as textual,0.05: its consistency, "
-        "delta, metric or loss, or NAME=VALUE, as far as they tell it from the others",
+        "delta, metric or loss, or NAME=VALUE, as many as distinguish it from the others",
         metavar="ENTRY",
     )
     group_key: str | None = option(

@@ -80,7 +80,7 @@ class CalibrateRequest(
         _check_variants(self)
         _check_tests(self)
         if self.resume and self.overwrite:
-            raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
+            raise UsageError("--resume goes on with what is there, --overwrite begins again: leave one of them out.")
 
     def check_given(self, names: Collection[str]) -> None:
         """Refuses options about decoding if nothing is decoded.

@@ -314,7 +314,7 @@ def stored_source(request: CalibrateRequest, generations: str) -> StoredSource:
         raise UsageError(
             f"--group_key is {request.group_key}, but the generations in {folder} were decoded "
             + (
-                "without groups. Decode anew with it, or leave it out."
+                "without groups. Decode again with it, or leave it out."
                 if job.group_key is None
                 else f"with {job.group_key}. Pass --group_key={job.group_key}, or leave it out."
             )
@@ -333,6 +333,6 @@ def _part_of_grid(request: CalibrateRequest, stored: tuple[float, ...]) -> tuple
     if missing:
         raise UsageError(
             f"thresholds {', '.join(missing)} were not decoded: take some of "
-            f"{', '.join(f'{threshold:g}' for threshold in stored)}, or decode anew."
+            f"{', '.join(f'{threshold:g}' for threshold in stored)}, or decode again."
         )
     return grid

@@ -41,8 +41,8 @@ from .sources import Source, read_losses, read_outputs, read_scores, rows_of_los
 NEXT_IDS = "next_ids.txt"
 """The file that names which examples to evaluate next."""
 _SEEN_BEFORE = (
-    "caution: --overwrite begins anew where losses have been looked at, which have decided how many there are. For the "
-    "same examples, what follows proves nothing."
+    "caution: --overwrite begins again where losses have been looked at, which have decided how many there are. For "
+    "the same examples, what follows proves nothing."
 )
 
 

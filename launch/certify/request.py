@@ -39,7 +39,7 @@ NAME_ONE_SOURCE = (
     "name either the losses (--losses) or the scores (--baseline and --candidates), or the outputs of a decoder of "
     "yours (--outputs)."
 )
-"""What is wrong where two are named, or none."""
+"""The error where two are named, or none."""
 _NUMBERS = float | Sequence[float]
 _OF_SCORES = ("baseline",)
 _OF_OUTPUTS = ("outputs",)

@@ -149,7 +149,7 @@ def _asked_plan(prepared: Rounds, plans: PlanList) -> AskedPlan:
     if prepared.is_new and plans.is_answered(asked):
         # The ids are the same, but the losses were evaluated again, or are looked at once more.
         return AskedPlan.of(
-            plan, data=f"{fingerprint}, anew after {len(plans.plans())}", command=asked.command, decodes=True
+            plan, data=f"{fingerprint}, again after {len(plans.plans())}", command=asked.command, decodes=True
         )
     return asked
 

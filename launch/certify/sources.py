@@ -117,7 +117,7 @@ def read_outputs(
         )
     if group_key is not None and group_key != job.group_key:
         raise UsageError(
-            f"--group_key={group_key}: the examples were read with group_key={job.group_key!r}. Sweep anew with that "
+            f"--group_key={group_key}: the examples were read with group_key={job.group_key!r}. Sweep again with that "
             "key."
         )
     if cluster_key != job.cluster_key:

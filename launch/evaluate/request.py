@@ -30,7 +30,7 @@ DESCRIPTIONS = {
     "sensitivity": "what one wrong token does to the whole output, by its position",
     "tradeoff": "layers per token against quality, for every confidence measure over the grid",
 }
-"""What each experiment finds out, in one line."""
+"""The question that each experiment answers, in one line."""
 _DEFAULT_POSITIONS = 20
 _LAST_POSITION = 1_000_000
 
@@ -197,7 +197,7 @@ REQUESTS: dict[str, type[SampleRequest]] = {
     "sensitivity": SensitivityRequest,
     "tradeoff": TradeoffRequest,
 }
-"""What is asked for, by the name of the experiment."""
+"""The request of each experiment, by its name."""
 
 
 _CURVE = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)

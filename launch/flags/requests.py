@@ -155,7 +155,7 @@ def calling(
 
 JSON, REQUIRED, LOG_TO = "--json", "--require_threshold", "--log_to"
 TRACKERS = ("mlflow", "wandb", "tensorboard")
-"""What `--log_to` names."""
+"""The trackers that `--log_to` names."""
 UNPROVED = 4
 """Exit status of a command with `--require_threshold` that proved nothing."""
 
@@ -171,7 +171,7 @@ def with_result(parser: FlagParser, *, proves: bool = False, logged: bool = Fals
     parser.add_argument(
         JSON,
         action="store_true",
-        help="print the result as JSON to standard output, and what is said to people to standard error",
+        help="print the result as JSON to standard output, and messages for people to standard error",
     )
     if proves:
         parser.add_argument(REQUIRED, action="store_true", help=f"exit status {UNPROVED} if nothing was proved safe")

@@ -98,7 +98,7 @@ def _check_flags(request: GenerateRequest) -> None:
     if request.show_layers:
         raise UsageError(SHOWS_WHAT_IS_PRINTED)
     if request.resume and request.overwrite:
-        raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
+        raise UsageError("--resume goes on with what is there, --overwrite begins again: leave one of them out.")
 
 
 def _prepared(

@@ -157,7 +157,7 @@ def _assumed(run: PilotRun, job: Job, cost: Cost) -> list[str]:
         found.append(f"Of {shards - timed} more shards of the pilot, nobody knows what they took.")
     if not run.has_run_timing:
         found.append(
-            "What starting and ending take is not known, since this pilot was not made by one calm-beam calibrate from "
+            "The time to start and end is not known, since this pilot was not made by one calm-beam calibrate from "
             "start to end: add it."
         )
     if timed < 2:
@@ -171,8 +171,8 @@ def _assumed(run: PilotRun, job: Job, cost: Cost) -> list[str]:
         )
     found.append(
         "The intervals are about the pilot's shards being a sample. Assumed: examples like the pilot's, on machines "
-        "like its; the same settings; starting, and reading the data, as long as there. Workers are paid from start "
-        "to end."
+        "like its; the same settings; starting, and reading the data, take as long as in the pilot. Workers are paid "
+        "from start to end."
     )
     return found
 
@@ -225,9 +225,9 @@ def _saved_in_words(forecasts: Sequence[StopForecast], job: Job, cost: Cost, *, 
 def _about_stops(run: PilotRun, job: Job, *, request: PlanRequest) -> list[str]:
     """Returns what the forecast of stops rests on, and what it leaves out."""
     if not run.entries:
-        return ["What stopping early may save takes the manifest of the pilot, which is not there."]
+        return ["A forecast of what stopping early may save takes the manifest of the pilot, which is not there."]
     if run.clusters:
-        return ["What stopping early may save is not forecast for clusters."]
+        return ["For clusters there is no forecast of what stopping early may save."]
     notes = [
         f"To be proved: the lowest threshold that {request.power:.0%} of whole runs prove, by the signed mixture, "
         f"whose proof may be watched, after every {round_examples(job):,} examples at first. Simulated by drawing "

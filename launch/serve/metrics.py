@@ -201,7 +201,7 @@ class DeskCollector(prometheus_client.registry.Collector):
 
 def _of_losses(desk: "Desk") -> Iterable[Metric]:
     measurements = desk.measurements
-    assert measurements is not None, "somebody measures"
+    assert measurements is not None, "measurements are on"
     monitor = measurements.monitor
     yield CounterMetricFamily("calm_beam_losses", "Losses that were measured, or are missing", monitor.n)
     yield CounterMetricFamily("calm_beam_losses_missing", "How many of them are missing", monitor.missing)

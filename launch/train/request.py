@@ -37,7 +37,7 @@ from calm_beam.training.new_model import NEW_MODELS
 _Config = TypeVar("_Config")
 
 LOSS = "loss"
-"""What decides the best weights unless a metric does."""
+"""The name of the criterion of the best weights where it is no metric."""
 _STEPS = 2000
 # A batch shape takes as long to compile as a dozen steps to run. On short sentences, two instead of one let a step hold
 # two thirds more tokens, six instead of two a third more.

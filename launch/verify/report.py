@@ -187,7 +187,7 @@ def _conclude(done: Verified, console: PlainConsole) -> int:
         console.print(
             f"{broken} of {counted(len(verdicts), 'promise')} {'is' if broken == 1 else 'are'} BROKEN: the fresh "
             f"losses{runs} prove that the risk exceeds delta. If all were kept, the chance of such a finding{scope} "
-            f"would be at most {done.alpha:g}. Calibrate anew."
+            f"would be at most {done.alpha:g}. Calibrate again."
         )
     else:
         proved = sum(verdict.is_proved_again for verdict in verdicts)

@@ -67,7 +67,7 @@ def _checked_source(request: VerifyRequest, manifest: SettingManifest) -> Source
     if plan.metric is not None and plan.direction is None and source.direction == LOWER:
         raise UsageError(
             f"a lower {plan.metric} is better, and the manifest is of an earlier calm-beam, which took higher ones for "
-            "better: it promises the opposite of what it says. Certify anew."
+            "better: it promises the opposite of what it says. Certify again."
         )
     if plan.task is not None and source.task != plan.task:
         raise UsageError(f"the fresh runs are of task {source.task!r}, and the manifest is about {plan.task!r}.")
@@ -132,7 +132,7 @@ def _fresh_outputs(request: VerifyRequest, manifest: SettingManifest) -> Source:
     if fresh.name != decoder.name:
         raise UsageError(
             f"--outputs={request.outputs}: were decoded by {fresh.name}, and the manifest is about "
-            f"{decoder.name}. What one decoder gives says nothing about another."
+            f"{decoder.name}. Outputs of one decoder say nothing about another."
         )
     if source.baseline != plan.baseline:
         raise UsageError(

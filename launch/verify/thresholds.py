@@ -268,7 +268,7 @@ def _checked_data(run: PreparedSweep, request: VerifyRequest, *, promises: Promi
     if is_calibration_set(unique, manifest):
         raise UsageError(
             f"--data {','.join(request.patterns or ())}: is the calibration set itself. What chose the threshold "
-            "cannot test it: take examples that were drawn anew."
+            "cannot test it: take examples that were newly drawn."
         )
     later = next((example for example in unique if example.earlier is not None), None)
     if later is not None and not manifest.takes_several_turns:

@@ -242,7 +242,7 @@ def test_an_early_manifest_of_scores(tmp_path: pathlib.Path, capsys: pytest.Capt
     capsys.readouterr()
     fresh = [f"--baseline={runs['c']}", f"--candidates=x={runs['d']}"]
     assert main(["verify", f"--manifest={output}", *fresh]) == 2
-    assert "it promises the opposite of what it says. Certify anew." in capsys.readouterr().err
+    assert "it promises the opposite of what it says. Certify again." in capsys.readouterr().err
     assert main(["verify", f"--manifest={output}", *fresh, "--direction=higher"]) == 0
 
 
@@ -563,7 +563,7 @@ def test_monitor(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> No
     said = printed.out
     assert "these have to be losses of examples of group b alone, under this entry's setting" in printed.err
     assert said.startswith("group b, loss, delta 0.3, epsilon 0.05 (setting ")
-    assert "Go back to a safer setting, and certify anew." in said
+    assert "Go back to a safer setting, and certify again." in said
     assert main([*asked, "--delta=0.3"]) == 2
     assert "was kept for another manifest or entry" in capsys.readouterr().err
     assert main(asked) == 2

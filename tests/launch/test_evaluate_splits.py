@@ -226,7 +226,7 @@ def test_model_and_data_are_swept_first(tmp_path: pathlib.Path, capsys: pytest.C
     assert main([*flags, "--overwrite", "--max_decode_length=5"]) == 2
     error = capsys.readouterr().err
     assert f"sweep softmax: --resume: {_stored(output / 'sweeps' / 'softmax')} was begun in another way" in error
-    assert f"repeat that run as it was, or remove {output / 'sweeps' / 'softmax'} to begin anew." in error
+    assert f"repeat that run as it was, or remove {output / 'sweeps' / 'softmax'} to begin again." in error
 
 
 @pytest.mark.parametrize(

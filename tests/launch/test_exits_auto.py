@@ -350,7 +350,7 @@ def test_what_chooses_a_path_stays_measured(
     monkeypatch.setattr("calm_beam.evaluation.serving_speed.measured_cost", lambda *_, **__: other)
     capsys.readouterr()
     assert _calibrate(model, data, tmp_path / "out", "--selection_share=0.5", "--overwrite") == 0
-    assert "exits=auto: what a token costs was measured before, and stands in" in capsys.readouterr().err
+    assert "exits=auto: the cost of a token was measured before, and is in" in capsys.readouterr().err
     assert read_manifest(tmp_path / "out" / "manifest.json").cost == first.cost
     # If each is tested by itself, whichever is taken was proved.
     assert _calibrate(model, data, tmp_path / "out", "--overwrite") == 0

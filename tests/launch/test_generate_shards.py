@@ -123,7 +123,7 @@ def test_only_missing_shards_are_answered(
     assert main(without_shards) == 2
     assert _error(capsys) == (
         f"calm-beam generate: --output {output}: holds answers of a run that did not finish (2 of at most 3 shards "
-        "answered). Pass --resume to go on with them, --overwrite to begin anew, or choose another folder."
+        "answered). Pass --resume to go on with them, --overwrite to begin again, or choose another folder."
     )
     # The number of shards is that of the resumed run.
     assert main([*without_shards, "--resume"]) == 0
@@ -220,7 +220,7 @@ def test_a_run_that_failed_leaves_nothing_or_says_what(
     assert [json.loads(line)["id"] for line in (output / "failures.jsonl").read_text().splitlines()] == ["bad"]
     assert len(list(read_answers(str(output)))) == 12
     assert main([*flags, "--resume"]) == 1
-    assert "Go on with --on_error=list, or answer anew with --overwrite." in _error(capsys)
+    assert "Go on with --on_error=list, or answer again with --overwrite." in _error(capsys)
     assert (output / "complete.json").exists()
 
 

@@ -191,7 +191,7 @@ def test_generations_without_groups_are_as_they_were(
     stored = [f"--generations={output}", f"--output={tmp_path / 'b'}", *_ASKED]
     capsys.readouterr()
     assert main(["calibrate", *stored, "--group_key=language"]) == 2
-    assert "were decoded without groups. Decode anew with it, or leave it out." in capsys.readouterr().err
+    assert "were decoded without groups. Decode again with it, or leave it out." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

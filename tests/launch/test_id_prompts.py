@@ -282,7 +282,7 @@ def test_generations_of_the_first_form_are_refused(
     (job,) = output.rglob("decode.json")
     content = json.loads(job.read_text(encoding="utf-8"))
     job.write_text(json.dumps({**content, "schema": "calm-beam/generations/v1"}), encoding="utf-8")
-    message = "is not of the form calm-beam/generations/v2, the only one that this calm-beam knows. Decode anew."
+    message = "is not of the form calm-beam/generations/v2, the only one that this calm-beam knows. Decode again."
     assert main(["calibrate", f"--generations={output}", f"--output={tmp_path / 'again'}"]) == 2
     assert message in capsys.readouterr().err
     assert _calibrate(folder / "model", folder / "rows.jsonl", output, "--resume") == 2

@@ -105,8 +105,8 @@ def test_what_is_missing_is_said(
     printed = capsys.readouterr().out
     assert "There are no intervals: that takes a pilot of at least two shards." in printed
     assert "Of 2 more shards of the pilot, nobody knows what they took." in printed
-    assert "What starting and ending take is not known" in printed
-    assert "What stopping early may save takes the manifest of the pilot" in printed
+    assert "The time to start and end is not known" in printed
+    assert "A forecast of what stopping early may save takes the manifest of the pilot" in printed
     assert "unknown" in printed
 
 
@@ -117,7 +117,7 @@ def test_clusters_are_not_simulated(
     assert _calibrate(place, tmp_path / "out", "--cluster_key=page") == 0
     capsys.readouterr()
     assert _plan(tmp_path / "out") == 0
-    assert "is not forecast for clusters" in capsys.readouterr().out
+    assert "For clusters there is no forecast" in capsys.readouterr().out
 
 
 def test_timings_change_nothing_else(place: pathlib.Path, pilot: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -172,10 +172,10 @@ def test_an_unfinished_run_is_not_begun_anew_by_accident(
     assert _calibrate(model, data, output) == 2
     assert _error(capsys) == (
         f"calm-beam calibrate: --output {output}: holds generations of a run that did not finish (2 of at most 3 "
-        "shards decoded). Pass --resume to go on with them, --overwrite to begin anew, or choose another directory."
+        "shards decoded). Pass --resume to go on with them, --overwrite to begin again, or choose another directory."
     )
     assert _calibrate(model, data, output, "--resume", "--overwrite") == 2
-    assert "--resume goes on with what is there, --overwrite begins anew: leave one of them out." in _error(capsys)
+    assert "--resume goes on with what is there, --overwrite begins again: leave one of them out." in _error(capsys)
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
     # A second name keeps a removed file's inode from being given to a new one.
     kept = {path: tmp_path / path.name for path in folder.glob("*.parquet")}
@@ -207,7 +207,7 @@ def test_resuming_nothing_and_what_is_done(
     # Nothing was decoded in whatever time the command took.
     assert re.search(r"\d+ examples; ", printed.out)
     assert _calibrate(model, data, output, "--resume", "--delta=0.2") == 2
-    assert "is finished, and was asked for something else. Whatever is asked after its results were seen needs" in (
+    assert "is finished, and was asked for something else. A question after its results were seen needs" in (
         _error(capsys)
     )
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
@@ -357,8 +357,8 @@ def test_other_data_are_refused(
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 1
     assert re.search(
         r"generations-0000\d-of-00003\.parquet: (was decoded from other examples than the data give now for shard \d "
-        rf"of 3, so the data have changed since{what}\. Restore them, or decode anew with --overwrite\.|the data have "
-        r"no example for this file, so it was decoded from other data\. Restore the data, or decode anew with "
+        rf"of 3, so the data have changed since{what}\. Restore them, or decode again with --overwrite\.|the data have "
+        r"no example for this file, so it was decoded from other data\. Restore the data, or decode again with "
         r"--overwrite\.)$",
         _error(capsys),
     )
@@ -384,7 +384,7 @@ def test_a_finished_result_of_other_data_is_not_taken_for_this_one(
     assert _error(capsys) == (
         f"calm-beam calibrate: --resume: {tmp_path / 'out' / 'manifest.json'} is finished, and the data have changed "
         "since: it is about the examples that were there. Restore them, calibrate the new ones with another --output, "
-        "or pass --overwrite to begin anew."
+        "or pass --overwrite to begin again."
     )
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
     data.write_bytes(content)
@@ -577,14 +577,14 @@ def test_stored_generations_are_calibrated_again(
 ) -> None:
     """Recalibration with other metrics, tolerances, tests or grids proves what a run with those flags does."""
     flags = tuple(flag for flag in again if not flag.startswith(("--thresholds", "--grid_step")))
-    assert _calibrate(model, data, tmp_path / "anew", *decoded, *flags) == 0
+    assert _calibrate(model, data, tmp_path / "again", *decoded, *flags) == 0
     outputs = tmp_path / "outputs"
     shutil.copytree(whole, outputs)
     for place in (outputs, _folder(outputs)):
         output = tmp_path / f"again-{place.name}"
         assert _recalibrate(place, output, *again) == 0
         # The same plan by another name of the folder counts once.
-        _check_same(output, tmp_path / "anew", earlier=int(bool(again)))
+        _check_same(output, tmp_path / "again", earlier=int(bool(again)))
         assert {path.name for path in output.iterdir()} == {"manifest.json", "report.html", "risk_table.csv"}
 
 
@@ -713,7 +713,7 @@ def test_a_shard_that_was_replaced_is_refused(whole: pathlib.Path, tmp_path: pat
         list(scorer.batches((shard.shard, [shard]), examples=finished.examples))
     write_generations(path, generations[1:], shard=shard.shard, digest=shard.digest)
     assert stored_shard(str(path)).examples == shard.examples - 1
-    with pytest.raises(OutputsError, match=r"was replaced after decoding was complete\. Decode anew"):
+    with pytest.raises(OutputsError, match=r"was replaced after decoding was complete\. Decode again"):
         list(scorer.batches((shard.shard, [shard]), examples=finished.examples))
 
 

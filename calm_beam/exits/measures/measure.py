@@ -223,5 +223,7 @@ def source_digest(name: str) -> str:
     module = importlib.import_module(name.partition(":")[0])
     path = getattr(module, "__file__", None)
     if path is None:
-        raise MeasureError(f'confidence "{name}": its module has no file, so that nothing could tell it from another.')
+        raise MeasureError(
+            f'confidence "{name}": its module has no file, so nothing could distinguish it from another.'
+        )
     return f"sha256:{hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()}"

@@ -184,7 +184,7 @@ def _parted(folder: str, said: Mapping[str, Any], *, lists: _Lists, is_whole: bo
         "special tokens and version 4.57 does not": tuple(
             _token(folder, key, value=said[key])["content"] for key in own
         ),
-        f"they stand in {_ADDITIONAL}, of which version 5 takes nothing where there is {_EXTRA}": _texts(
+        f"they are in {_ADDITIONAL}, of which version 5 takes nothing where there is {_EXTRA}": _texts(
             lists.in_both_forms
         ),
         f"{_SPECIAL} adds to the {_ADDITIONAL} of {CONFIG}, which version 5 does not read": _texts(lists.beside_config),
@@ -394,7 +394,7 @@ class TokenizerModel(VocabularyModel):
             f"vocabulary {path}: transformers 4.57 puts {_shown(older)} before and behind a prompt, as "
             f"{kind} with {flags} says; transformers 5 puts {_shown(own)}. To go by tokenizer.json in both, set "
             "tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json; to go by 4.57, load the folder with "
-            "it and save it, which writes tokenizer.json anew, and set the same."
+            "it and save it, which writes tokenizer.json again, and set the same."
         )
 
     def _named(self, files: TokenizerFiles, name: str) -> tuple[int, ...] | None:

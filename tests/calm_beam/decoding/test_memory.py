@@ -297,9 +297,7 @@ def test_certified_heads_are_needed_too(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ValueError, match=r"certified heads [\d,.]+ MiB, .* are free\. Take --exit_head=exact, or use"):
         memory.check_memory(config, memory.Demand(**sizes, exit_head="auto"))
     said = memory.memory_in_words(config, memory.Demand(**sizes, exit_head="auto"))
-    assert re.match(
-        r"[\d,.]+ MiB of weights, and up to [\d,.]+ MiB of certified heads, [\d,.]+ MiB left", said
-    )
+    assert re.match(r"[\d,.]+ MiB of weights, and up to [\d,.]+ MiB of certified heads, [\d,.]+ MiB left", said)
 
 
 def test_what_is_needed_is_a_lower_bound_that_grows() -> None:
@@ -382,8 +380,7 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = 4 * sum(math.prod(shape) for shape in parameter_shapes(config).values())
     room = int(((1 << 31) - weights) * 0.2 / 2 / (4 * 2 * 64 * 4))
     assert (
-        said(demand)
-        == f"0.1 GiB of weights, 1.9 GiB left: room for {room:,} tokens of prompts and outputs at a time"
+        said(demand) == f"0.1 GiB of weights, 1.9 GiB left: room for {room:,} tokens of prompts and outputs at a time"
     )
     assert "; room for 5,000 tokens, as asked, takes 9.8 MiB" in said(asked)
     elsewhere = said(demand, model_parallelism=8, runs_here=False)

@@ -149,10 +149,10 @@ def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: p
 
     monkeypatch.setattr(library.Stack, "run_step", watched)
     monkeypatch.setattr(step, "_MOST_AHEAD", -1.0)
-    anew, known_before, counts = [], [], []
+    again, known_before, counts = [], [], []
     for runs_steps in (True, False):
         monkeypatch.setattr(library.Stack, "runs_steps", runs_steps)
-        anew.append(_decoded(rule, checkpoint=model))
+        again.append(_decoded(rule, checkpoint=model))
         known = [_known(result) for result in in_order(_decoder(rule, 0.9, model).decode(_PROMPTS), len(_PROMPTS))]
         decoder = _decoder(rule, 0.85, model)
         known_before.append((in_order(decoder.decode(_with_known(_PROMPTS, known)), len(_PROMPTS)), decoder.work))
@@ -160,12 +160,12 @@ def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: p
         assert set(taken) == ({False} if rule.confidence == "static" else {False, True})
         counts.append(len(taken))
     assert counts[0] == counts[1]
-    for (whole, work), (parts, same_work) in (anew, known_before):
+    for (whole, work), (parts, same_work) in (again, known_before):
         for one, other in zip(whole, parts, strict=True):
             _assert_equal(one, other)
         assert work == same_work
     if rule.confidence != "static":
-        assert len({layer for result in anew[0][0] for layer in result.exit_layers.ravel().tolist()} - {0}) >= 2
+        assert len({layer for result in again[0][0] for layer in result.exit_layers.ravel().tolist()} - {0}) >= 2
 
 
 @pytest.mark.parametrize("is_native", [True, False])
@@ -217,13 +217,13 @@ def test_known_steps_are_not_decided_again(rule: ExitRule) -> None:
     """Steps shared with the known output at a higher threshold are taken from it, and the rest is decoded."""
     before = in_order(_decoder(rule, 0.9).decode(_PROMPTS), len(_PROMPTS))
     known = [_known(result) for result in before]
-    anew, going_on = _decoder(rule, 0.5), _decoder(rule, 0.5)
-    expected = in_order(anew.decode(_PROMPTS), len(_PROMPTS))
+    again, going_on = _decoder(rule, 0.5), _decoder(rule, 0.5)
+    expected = in_order(again.decode(_PROMPTS), len(_PROMPTS))
     found = in_order(going_on.decode(_with_known(_PROMPTS, known)), len(_PROMPTS))
     for one, other in zip(expected, found, strict=True):
         assert_same(one, other)
     assert sum(int(each.steps_shared(np.full((STEPS, 1), 0.5, np.float32))[0]) for each in known) > 0
-    decisions = [decoder.work.projection_rows for decoder in (anew, going_on)]
+    decisions = [decoder.work.projection_rows for decoder in (again, going_on)]
     assert decisions[1] < decisions[0]
 
 

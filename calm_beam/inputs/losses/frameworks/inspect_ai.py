@@ -212,7 +212,7 @@ def _member(raw: BinaryIO, member: zipfile.ZipInfo | None, where: str) -> bytes:
         # Both sizes come from the file and decide how many bytes are read.
         check_row_size(max(member.file_size, member.compress_size), where)
         if member.flag_bits & _ENCRYPTED:
-            raise zipfile.BadZipFile("it is encrypted: write it anew without a password")
+            raise zipfile.BadZipFile("it is encrypted: write it again without a password")
         if member.compress_type not in _METHODS:
             raise zipfile.BadZipFile(f"it is compressed by method {member.compress_type}, which Inspect does not use")
         return _content_of(raw, member)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from .files import Engines
 from .local_cluster import HOST, JOB_SERVER, POOL, LocalCluster, running
 
-_MASTER = "master"
+MASTER = "master"
 _MEMORY = "512m"
 _DEPLOY = "org.apache.spark.deploy"
 _DRIVER = "org.apache.beam.runners.spark.SparkJobServerDriver"
@@ -19,10 +19,11 @@ _DRIVER = "org.apache.beam.runners.spark.SparkJobServerDriver"
 class SparkCluster(LocalCluster):
     """One master, workers with a core each, a job server and a worker pool."""
 
-    def __init__(self, engines: Engines, folder: pathlib.Path, *, workers: int = 2) -> None:
-        """Chooses ports and starts nothing."""
-        super().__init__(folder, coordinator=_MASTER, members=[f"worker-{number + 1}" for number in range(workers)])
+    def __init__(self, engines: Engines, folder: pathlib.Path, *, workers: int = 2, tries: int = 4) -> None:
+        """Chooses ports and starts nothing. A failed task is tried `tries` times."""
+        super().__init__(folder, coordinator=MASTER, members=[f"worker-{number + 1}" for number in range(workers)])
         self._engines = engines
+        self._tries = tries
         # An executor's class path is `jars` of Spark's home.
         self._home = folder / "home"
         self._home.mkdir()
@@ -42,7 +43,7 @@ class SparkCluster(LocalCluster):
         """
         if not names:
             # A worker that finds no master tries again only after several seconds.
-            super().start(_MASTER)
+            super().start(MASTER)
         super().start(*(names or (*self._members, JOB_SERVER, POOL)))
 
     def _engine_command(self, name: str) -> Sequence[str]:
@@ -51,6 +52,7 @@ class SparkCluster(LocalCluster):
             settings = {
                 "spark.ui.enabled": "false",
                 "spark.executor.memory": _MEMORY,
+                "spark.task.maxFailures": str(self._tries),
                 # Beam's jars first, also in executors: Spark's Guava is too old for them.
                 "spark.executor.extraClassPath": str(self._engines.folder / "beam" / "*"),
             }
@@ -58,7 +60,7 @@ class SparkCluster(LocalCluster):
             given = (f"-D{key}={value}" for key, value in settings.items())
             return [*java, *given, _DRIVER, *self._job_server_flags, f"--spark-master-url={master}"]
         java = self._java(*self._engines.jars("spark"))
-        if name == _MASTER:
+        if name == MASTER:
             ports = ("--port", str(self._rpc), "--webui-port", str(self._rest))
             return [*java, f"{_DEPLOY}.master.Master", "--host", HOST, *ports]
         room = ("--cores", "1", "--memory", _MEMORY, "--work-dir", str(self.folder / "tmp" / name))
@@ -74,11 +76,11 @@ class SparkCluster(LocalCluster):
 
 
 @contextlib.contextmanager
-def running_spark(engines: Engines) -> Iterator[SparkCluster]:
+def running_spark(engines: Engines, *, tries: int = 4) -> Iterator[SparkCluster]:
     """Gives a running cluster of two workers, and stops it when the block ends, also after an error.
 
     Raises:
       EngineError: If it does not start; its logs are then kept.
     """
-    with running(lambda folder: SparkCluster(engines, folder)) as cluster:
+    with running(lambda folder: SparkCluster(engines, folder, tries=tries)) as cluster:
         yield cluster

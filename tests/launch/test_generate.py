@@ -58,7 +58,7 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
     assert printed.out == f"{answer.text}\n"
     memory, first, last = printed.err.splitlines()
     assert re.fullmatch(
-        r"[\d.]+ KiB of weights(, [\d.]+ KiB for a second copy that native code reads)?, [\d.,]+ GiB free beside them: "
+        r"[\d.]+ KiB of weights(, [\d.]+ KiB for a second copy that native code reads)?, [\d.,]+ GiB left: "
         r"room for [\d,]+ tokens of prompts and outputs at a time",
         memory,
     )

@@ -66,7 +66,7 @@ def test_answers_in_shards_are_those_of_a_file(
     assert printed.out == ""
     lines = printed.err.splitlines()
     assert re.fullmatch(
-        r"[\d.]+ KiB of weights(, [\d.]+ KiB for a second copy that native code reads)?, [\d.,]+ GiB free beside them: "
+        r"[\d.]+ KiB of weights(, [\d.]+ KiB for a second copy that native code reads)?, [\d.,]+ GiB left: "
         r"room for [\d,]+ tokens of prompts and outputs at a time",
         lines[0],
     )

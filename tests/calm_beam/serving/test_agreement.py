@@ -49,7 +49,7 @@ def test_another_vocabulary_is_refused(vocabulary_path: pathlib.Path, tmp_path: 
     vocabulary = Vocabulary(vocabulary_path)
     manifest = build_served_manifest(_CHECKPOINT, vocabulary=vocabulary)
     other = train_vocabulary(tmp_path / "other.model", size=45)
-    with pytest.raises(ManifestError, match=f"fingerprint {vocabulary.fingerprint} and 0 extra ids, the one at hand"):
+    with pytest.raises(ManifestError, match=f"fingerprint {vocabulary.fingerprint} and 0 extra ids, the one given"):
         Generator.from_manifest(manifest, _CHECKPOINT, vocabulary=other)
     with pytest.raises(ManifestError, match=r"no vocabulary in or next to /nowhere: say where its sentencepiece.model"):
         Generator.from_manifest(manifest, _CHECKPOINT)

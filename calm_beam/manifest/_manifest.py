@@ -35,7 +35,7 @@ from ._model import (
     check_positions,
     check_speeds,
 )
-from ._plan import EarlierPlans, Plan, SettingPlan, SettledPlan
+from ._plan import EarlierPlans, ParetoPlan, Plan, SettingPlan, SettledPlan
 from ._rounds import (
     SequentialPlan,
     SequentialRecord,
@@ -353,9 +353,14 @@ class Manifest(WrittenManifest[Calibration]):
         self._check_confirmation()
         self._check_costs()
 
+    @property
+    def pareto(self) -> ParetoPlan | None:
+        """How several variants are tested; None if there is one, or no plan."""
+        return None if self.plan is None else self.plan.pareto
+
     def _check_costs(self) -> None:
         """Refuses costs that chose nothing, choices that need missing costs, and speeds of unpromised thresholds."""
-        objective = None if self.plan is None or self.plan.pareto is None else self.plan.pareto.objective
+        objective = None if self.pareto is None else self.pareto.objective
         if (self.cost is None) != (objective is None):
             raise ManifestError(f"cost must be there exactly if plan.pareto.objective is, which is {shown(objective)}")
         for index, entry in enumerate(self.calibrations):
@@ -498,7 +503,7 @@ class Manifest(WrittenManifest[Calibration]):
 
     def _check_variants(self) -> None:
         """Refuses variants that were not planned, or are at odds with the model or the other decoding settings."""
-        pareto = self.plan.pareto if self.plan is not None else None
+        pareto = self.pareto
         if pareto is None:
             if found := next((each.procedure for each in self.calibrations if each.procedure in OF_VARIANTS), None):
                 raise ManifestError(f"plan.pareto is missing, though there are calibrations by procedure {found}")

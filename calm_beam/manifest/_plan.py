@@ -1,6 +1,7 @@
 """The plan of a run when it started, earlier plans, and checks that the planned tests were carried out."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -92,6 +93,11 @@ class ParetoPlan(Record):
     def share_of(self, epsilon: float) -> float:
         """Returns the level at which a variant is tested: epsilon, or its share if each is tested by itself."""
         return epsilon / len(self.variants) if self.choosing_share is None else epsilon
+
+    def least_units(self, test: AskedTest) -> int:
+        """Returns how many units a promise takes at least, as `AskedTest.least_units`; if a part chooses, on average."""
+        least = test.least_units(level=self.share_of(test.epsilon))
+        return least if self.choosing_share is None else math.ceil(least / (1 - self.choosing_share))
 
 
 _Test = TypeVar("_Test", bound=AskedTest)

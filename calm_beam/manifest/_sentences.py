@@ -9,7 +9,7 @@ from ._data import UnseenRecord
 from ._entries import Calibration
 from ._manifest import Manifest, SettingManifest
 from ._model import threshold_in_words
-from ._plan import WORST_NEAR_TIES, EarlierPlan
+from ._plan import WORST_NEAR_TIES, EarlierPlan, ParetoPlan
 from ._tests import AskedTest
 
 
@@ -268,22 +268,41 @@ def unseen_in_words(records: Sequence[UnseenRecord]) -> str:
     return " ".join(sentences)
 
 
-def too_few_in_words(tests: Sequence[AskedTest], units: int) -> str:
+def least_units(test: AskedTest, pareto: ParetoPlan | None = None) -> int:
+    """Returns the least number of units with which a promise can be proved, even if none of them loses anything.
+
+    Args:
+      test: The promise.
+      pareto: How several variants are tested, if there are some.
+    """
+    return test.least_units(level=test.epsilon) if pareto is None else pareto.least_units(test)
+
+
+def too_few_in_words(tests: Sequence[AskedTest], units: int, pareto: ParetoPlan | None = None) -> str:
     """Returns a sentence on the promises that so few units cannot prove; empty if there are enough for each.
 
     Args:
       tests: The promises.
       units: Number of examples, or of clusters if these are the independent units.
+      pareto: How several variants are tested, if there are some.
     """
-    wanting = [test for test in tests if test.least_units > units]
+    wanting = [test for test in tests if least_units(test, pareto) > units]
     if not wanting:
         return ""
-    hardest = max(wanting, key=lambda test: test.least_units)
+    hardest = max(wanting, key=lambda test: least_units(test, pareto))
     which = "The promise" if len(tests) == 1 else f"{len(wanting)} of {len(tests)} promises"
+    of_variants = ""
+    if pareto is not None:
+        share = pareto.choosing_share
+        of_variants = (
+            f", which {len(pareto.variants)} variants share,"
+            if share is None
+            else f", where {share:.0%} of them choose,"
+        )
     return (
         f"{which} cannot be proved by {units:,} examples, even if none of them loses anything: delta {hardest.delta:g} "
-        f"at epsilon {hardest.epsilon:g} takes at least {hardest.least_units:,}, and more with every loss. "
-        "calm-beam plan says how many are likely to do."
+        f"at epsilon {hardest.epsilon:g}{of_variants} takes at least {least_units(hardest, pareto):,}, and more with "
+        "every loss. calm-beam plan says how many are likely to do."
     )
 
 

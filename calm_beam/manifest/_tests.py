@@ -138,14 +138,16 @@ class AskedTest(Record):
         """Whether losses lie in [-1, 1] and not in [0, 1]."""
         raise NotImplementedError
 
-    @property
-    def least_units(self) -> int:
-        """Least number of units with which a test can keep the promise's epsilon, even if none of them loses anything.
+    def least_units(self, *, level: float) -> int:
+        """Returns the least number of units with which a test can be as sure as that, even if none loses anything.
 
         If a unit loses 1 with probability delta and otherwise nothing, n of them lose nothing with probability
-        (1 - delta)^n. A test that rejected then would be wrong with that probability, which epsilon has to bound.
+        (1 - delta)^n. A test that rejected then would be wrong with that probability, which the level has to bound.
+
+        Args:
+          level: Allowed probability that the test is wrong: epsilon, or a share of it.
         """
-        return math.ceil(math.log(self.epsilon) / math.log1p(-self.delta) - _LOG_ROUNDING)
+        return math.ceil(math.log(level) / math.log1p(-self.delta) - _LOG_ROUNDING)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -284,7 +284,7 @@ def _notes(manifest: Manifest) -> Iterator[str]:
             f"{counted(truncated, 'prompt was', several='prompts were')} cut to "
             f"{counted(manifest.decode.max_input_length, 'token')}; serving must cut alike."
         )
-    if words := too_few_in_words(manifest.calibrations, manifest.data.units):
+    if words := too_few_in_words(manifest.calibrations, manifest.data.units, manifest.pareto):
         yield words
     yield from (unseen_in_words(part.unseen) for part in parts if part.unseen)
 

@@ -16,7 +16,7 @@ from calm_beam.launch.flags.shared_options import checked_metrics, find_data, fi
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import MANIFEST, CostRecord, too_few_in_words
+from calm_beam.manifest import MANIFEST, CostRecord, least_units, too_few_in_words
 from calm_beam.manifest.files import FAILURES, REPORT, RISK_TABLE
 from calm_beam.outputs.scoring import Scoring
 from calm_beam.outputs.sharding import default_shards
@@ -91,8 +91,8 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     # Printed after all checks, so that a refusal is one line.
     if why_one_way is not None:
         say(why_one_way)
-    units = source.data.examples(at_most=max(test.least_units for test in plan.tests) - 1)
-    if units is not None and (words := too_few_in_words(plan.tests, units)):
+    units = source.data.examples(at_most=max(least_units(test, plan.pareto) for test in plan.tests) - 1)
+    if units is not None and (words := too_few_in_words(plan.tests, units, plan.pareto)):
         say(f"caution: {words}")
     provenance = RunProvenance.of_job(source.job, plan.tests, settings=source.settings)
     return CalibrationRun(

@@ -153,7 +153,7 @@ def _what_was_counted(manifest: Manifest, *, seconds: float | None) -> Iterator[
         yield per_cluster
     if plans := plans_in_words(manifest.earlier_plans):
         yield plans
-    if too_few := too_few_in_words(manifest.calibrations, data.units):
+    if too_few := too_few_in_words(manifest.calibrations, data.units, manifest.pareto):
         yield too_few
     if served := served_in_words(manifest):
         yield printable_line(served)

@@ -81,11 +81,11 @@ from ._sentences import clusters_in_words as clusters_in_words
 from ._sentences import confirmation_in_words as confirmation_in_words
 from ._sentences import confirming_in_words as confirming_in_words
 from ._sentences import engine_in_words as engine_in_words
+from ._sentences import least_units as least_units
 from ._sentences import more_may_do_in_words as more_may_do_in_words
 from ._sentences import near_ties_in_words as near_ties_in_words
 from ._sentences import not_proved_in_words as not_proved_in_words
 from ._sentences import ordinal as ordinal
-from ._sentences import least_units as least_units
 from ._sentences import p_value_beside as p_value_beside
 from ._sentences import plans_in_words as plans_in_words
 from ._sentences import repeats_in_words as repeats_in_words

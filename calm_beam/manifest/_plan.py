@@ -95,7 +95,7 @@ class ParetoPlan(Record):
         return epsilon / len(self.variants) if self.choosing_share is None else epsilon
 
     def least_units(self, test: AskedTest) -> int:
-        """Returns how many units a promise takes at least, as `AskedTest.least_units`; on average where a part chooses."""
+        """Returns how many units a promise takes at least, as `AskedTest.least_units`; on average if a part chooses."""
         least = test.least_units(level=self.share_of(test.epsilon))
         return least if self.choosing_share is None else math.ceil(least / (1 - self.choosing_share))
 

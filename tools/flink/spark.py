@@ -27,6 +27,8 @@ class SparkCluster(LocalCluster):
         # An executor's class path is `jars` of Spark's home.
         self._home = folder / "home"
         self._home.mkdir()
+        self._recovery = folder / "recovery"
+        self._recovery.mkdir()
         (self._home / "jars").symlink_to(engines.folder / "spark", target_is_directory=True)
 
     @property
@@ -62,7 +64,9 @@ class SparkCluster(LocalCluster):
         java = self._java(*self._engines.jars("spark"))
         if name == MASTER:
             ports = ("--port", str(self._rpc), "--webui-port", str(self._rest))
-            return [*java, f"{_DEPLOY}.master.Master", "--host", HOST, *ports]
+            # A master that has forgotten its applications lets their jobs wait without an end.
+            kept = ("-Dspark.deploy.recoveryMode=FILESYSTEM", f"-Dspark.deploy.recoveryDirectory={self._recovery}")
+            return [*java, *kept, f"{_DEPLOY}.master.Master", "--host", HOST, *ports]
         room = ("--cores", "1", "--memory", _MEMORY, "--work-dir", str(self.folder / "tmp" / name))
         return [*java, f"{_DEPLOY}.worker.Worker", "--host", HOST, "--webui-port", "0", *room, master]
 

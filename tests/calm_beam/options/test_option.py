@@ -134,6 +134,9 @@ def test_what_groups_come_to() -> None:
         ("--size=3 is small.", "size=3 is small."),
         ("--size /a/b: is --other=2 --milks", "size /a/b: is --other=2 --milks"),
         ("--syrup: expected x, got y", "syrup: expected x, got y"),
+        ("Name it: --syrup=my_syrups:maple.", "Name it: syrup='my_syrups:maple'."),
+        ("--syrup=gs://b/nut,gs://b/oat: no such file", "syrup='gs://b/nut,gs://b/oat': no such file"),
+        ("Name it: --syrup=nut (syrup= in Python).", "Name it: syrup='nut'."),
     ],
 )
 def test_messages_call_options_as_python_does(flags: str, arguments: str) -> None:

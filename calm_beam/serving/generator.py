@@ -5,7 +5,6 @@ minute.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import os
@@ -39,6 +38,7 @@ from calm_beam.manifest import (
     SettingManifest,
     about_settings,
     read_manifest,
+    with_words,
 )
 from calm_beam.precision import Precision
 
@@ -208,7 +208,7 @@ class Generator:
             raise about_settings()
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest)
-        choice = dataclasses.replace(choice, **words)
+        choice = with_words(choice, words, function=cls.from_manifest)
         entry = manifest.calibration(choice)
         if not isinstance(checkpoint, Checkpoint):
             folder = manifest.model.uri if checkpoint is None else os.fspath(checkpoint)

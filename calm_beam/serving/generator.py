@@ -462,6 +462,7 @@ class Generator:
             confidences=tuple(result.confidences[: result.length].tolist()),
             num_layers=self.num_layers,
             truncated=request.encoded.truncated,
+            finish_reason="stop" if self.has_ended(tokens) else "length",
             group=request.group,
             entry=None if self._is_full_model else request.entry,
             vocabulary=self.vocabulary,

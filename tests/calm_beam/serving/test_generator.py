@@ -301,6 +301,17 @@ def test_a_choice_is_taken_whole() -> None:
         Generator.from_manifest(manifest, _CHECKPOINT, tails=0.3)  # type: ignore[call-arg]
 
 
+def test_an_output_that_was_cut_says_so(generator: Generator) -> None:
+    """The reason is `stop` only where the output ends with an end token; else it has the greatest length."""
+    answers = [generator.generate([token, 9, 1]) for token in range(3, 30)]
+    reasons = {answer.finish_reason for answer in answers}
+    for answer in answers:
+        is_cut = answer.tokens[-1] not in generator.end_ids
+        assert answer.finish_reason == ("length" if is_cut else "stop")
+        assert not is_cut or len(answer.tokens) == STEPS
+    assert reasons == {"stop", "length"}
+
+
 def test_answers_are_plain_values(generator: Generator) -> None:
     """An answer holds Python's own numbers, so that it can be written as JSON."""
     answer = generator.generate([5, 9, 1])

@@ -249,6 +249,18 @@ def test_bad_usage(flags: list[str], message: str, tmp_path: pathlib.Path, capsy
     assert message.format(tmp=tmp_path) in capsys.readouterr().err
 
 
+def test_a_calibration_that_did_not_finish(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of a killed calibration is called that, with the way to go on; a folder with less of it is not."""
+    (tmp_path / "plans").mkdir()
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "no model here" in capsys.readouterr().err
+    (tmp_path / "generations").mkdir()
+    assert main(["inspect", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path}: a calibration that did not finish, without a manifest yet." in error
+    assert "--resume" in error
+
+
 def test_what_is_neither(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty folder, and a file that is not a manifest, give status 1 and what was expected."""
     (tmp_path / "empty").mkdir()

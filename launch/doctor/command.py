@@ -93,7 +93,7 @@ class Extra:
 
     @property
     def impossible(self) -> str:
-        """What the missing packages are for."""
+        """The purposes of the missing packages."""
         known = _OF_PACKAGES.get(self.name, {})
         # Others are needed by the packages of the extra.
         if not known.keys() >= set(self.missing):

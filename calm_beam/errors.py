@@ -62,7 +62,8 @@ def as_usage(kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) 
     except (UsageError, ManifestError):
         raise
     except kinds as error:
-        raise UsageError(str(error)) from error
+        # A CalmBeamError has the same message. Its own cause may be the user's code.
+        raise UsageError(str(error)) from (error.__cause__ if isinstance(error, CalmBeamError) else error)
 
 
 class UserCode:

@@ -117,3 +117,15 @@ def printable_line(text: str) -> str:
 
 def _escaped(match: re.Match[str]) -> str:
     return repr(match.group())[1:-1]
+
+
+def function_itself(value: object) -> str | None:
+    """Returns, for a function given where its name is expected, the end of a message; None for any other value.
+
+    >>> function_itself(counted)
+    "the function itself. Name it: 'calm_beam.text:counted'"
+    """
+    if isinstance(value, str) or not callable(value):
+        return None
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"the function itself. Name it: '{getattr(value, '__module__', 'module')}:{name}'"

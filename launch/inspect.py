@@ -31,7 +31,7 @@ from calm_beam.manifest import (
     served_in_words,
     unseen_in_words,
 )
-from calm_beam.manifest.plan_list import PlanList
+from calm_beam.manifest.plan_list import GENERATIONS, PLANS, PlanList
 from calm_beam.options import Options, again, options_of
 from calm_beam.options.groups import FactsOfAny, ModelSource, Trusted
 from calm_beam.storage import exists, is_file, is_folder, joined, obstacle, parent
@@ -102,6 +102,7 @@ def _inspect(path: str, request: InspectRequest) -> None:
     elif given := next((name for name in ("checkpoint", "vocabulary", "confidence") if getattr(request, name)), None):
         raise UsageError(f"{path} holds no manifest; --{given} is for checking one.")
     else:
+        _refuse_unfinished(path)
         _describe_checkpoint(console, load_checkpoint(path, declared=declared(request)))
 
 
@@ -121,6 +122,19 @@ def _manifest_in(path: str) -> str | None:
         if why := obstacle(manifest):
             raise UsageError(f"{manifest}: {why}")
         return manifest if is_file(manifest) else None
+
+
+def _refuse_unfinished(path: str) -> None:
+    """Refuses the folder of a calibration that has no manifest yet, which is no model either.
+
+    Raises:
+      UsageError: If it is one; says how to go on.
+    """
+    if is_folder(joined(path, PLANS)) and is_folder(joined(path, GENERATIONS)):
+        raise UsageError(
+            f"{path}: a calibration that did not finish, without a manifest yet. The same command with --resume goes "
+            "on with it; --overwrite begins again."
+        )
 
 
 def _check_agreement(manifest: Manifest, request: InspectRequest) -> str | None:

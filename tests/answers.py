@@ -73,6 +73,7 @@ def assert_same_answers(rows: Iterable[Mapping[str, Any]], answers: Mapping[str,
         )
         if same:
             assert (row["text"], row["truncated"]) == (answer.text, answer.truncated)
+            assert row["finish_reason"] == answer.finish_reason
             assert (row["layers_used"], row["layers_saved"]) == (answer.layers_used, answer.layers_saved)
             np.testing.assert_allclose(row["confidences"], answer.confidences, rtol=0, atol=_ROUNDING)
             continue
@@ -137,6 +138,7 @@ def write_shard(
             "layers_used": 3,
             "layers_saved": 5,
             "truncated": False,
+            "finish_reason": "stop",
         }
         for name in ids
     ]

@@ -26,7 +26,7 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult
 from apache_beam.utils.multi_process_shared import MultiProcessShared
 
 from calm_beam.inputs.examples import prompt_size
-from calm_beam.manifest import EntryChoice, EntryWords, Manifest, SettingManifest, read_manifest
+from calm_beam.manifest import ANY_ENTRY, EntryWords, Manifest, SettingManifest, read_manifest, with_words
 from calm_beam.options.option import naming_arguments
 from calm_beam.serving.questions import AnyElement, HostedModel, NamedPrompt, Question, Reply, Sampling
 
@@ -218,7 +218,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
             raise ValueError("model_copies is for processes that share the model: leave it out, each has its own.")
         if (probe_share is None) != (probe_salt is None):
             raise ValueError("probe_share and probe_salt belong together: pass both or none.")
-        self._choice = EntryChoice(**words)
+        self._choice = with_words(ANY_ENTRY, words, function=EarlyExitModelHandler)
         self._sampling = None
         if probe_share is not None and probe_salt is not None:
             self._sampling = Sampling(share=probe_share, salt=probe_salt)

@@ -5,6 +5,7 @@ Prompts come from files or from a pipeline, and are grouped by their ids.
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class ReadsFiles(beam.PTransform):
       progress: Where to report.
     """
 
-    data: str | Sequence[str] | DataFiles
+    data: str | os.PathLike[str] | Sequence[str] | DataFiles
     _: dataclasses.KW_ONLY
     num_shards: int | None = None
     group_key: str | None = None

@@ -10,6 +10,7 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.rules import tail_name
 from calm_beam.risk.testing import check_asked
+from calm_beam.text import function_itself
 
 PROCEDURE = "fixed_sequence"
 """The default procedure for testing thresholds."""
@@ -55,6 +56,8 @@ class Guarantee:
     procedure: str = PROCEDURE
 
     def __post_init__(self) -> None:
+        if found := function_itself(self.metric):
+            raise ValueError(f"metric must be a name, got {found}.")
         # Errors are raised here and not when the guarantee is used.
         self.planned()
 

@@ -329,8 +329,13 @@ def _read(found: FoundModel, declared: Declared, *, keeps: Callable[[str], bool]
 
 def _read_native(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
     stored = read_native(found.directory, keeps=keeps)
-    kept = read_generation(found.directory, {}).facts()
-    return _agreed(found, declared, dataclasses.replace(stored, generation=kept))
+    kept, config = read_generation(found.directory, {}).facts(), stored.config
+    stated = stored.stated
+    # Of a T5 with the usual end token there is nothing to say.
+    if "end_ids" in stored_architecture(config).fields(config):
+        path = found.directory / "config.json"
+        stated = (f"Outputs end with token {' or '.join(map(str, config.end_ids))}: {path} says so.", *stated)
+    return _agreed(found, declared, dataclasses.replace(stored, generation=kept, stated=stated))
 
 
 def _read_hugging_face(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:

@@ -145,6 +145,10 @@ class Suitability:
             return f"Exits at every layer change too many tokens; with {cheapest.flags} they take {_share(cheapest)}."
         return f"{_price(every)}; with {cheapest.flags} they take {cheapest.work:.0%}."
 
+    def __str__(self) -> str:
+        """Returns the verdict, and the advice if there is any, a line each."""
+        return "\n".join(filter(None, (self.verdict, self.advice)))
+
 
 def _price(every: ExitForecast) -> str:
     return f"With their tests, exits at every layer take {_share(every)}"

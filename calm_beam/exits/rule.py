@@ -7,6 +7,8 @@ which fills the cache of skipped layers. Standard library only, since manifests 
 import dataclasses
 from typing import Self
 
+from calm_beam.text import function_itself
+
 from .measures import MEASURES, Measure, MeasureError, Need, is_measure_name, is_own, measure_named, source_digest
 from .propagations import PROPAGATIONS, PassedOn, Propagation
 from .schedules import SCHEDULES
@@ -43,6 +45,8 @@ class ExitRule:
     confidence_source: str | None = None
 
     def __post_init__(self) -> None:
+        if found := function_itself(self.confidence):
+            raise ValueError(f"confidence must be a name, got {found}.")
         if not is_measure_name(self.confidence):
             raise ValueError(f"confidence must be one of {', '.join(MEASURES)}; got {self.confidence!r}.")
         _check_choice("schedule", self.schedule, tuple(SCHEDULES))

@@ -37,7 +37,7 @@ class DataFiles:
     reading: Reading = AS_USUAL
 
     @classmethod
-    def found(cls, patterns: str | Sequence[str], *, reading: Reading = AS_USUAL) -> Self:
+    def found(cls, patterns: str | os.PathLike[str] | Sequence[str], *, reading: Reading = AS_USUAL) -> Self:
         """Returns the files that match the patterns.
 
         Args:
@@ -50,7 +50,7 @@ class DataFiles:
           OSError: If Cloud Storage cannot be listed.
           ValueError: If a package that they need is missing, or a SeqIO task does not exist.
         """
-        given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        given = (os.fspath(patterns),) if isinstance(patterns, str | os.PathLike) else tuple(patterns)
         # Keyed by link targets, so that a file with two names is read once. Its name, not its target's, gives the
         # format: caches name files by digests.
         found: dict[str, str] = {}

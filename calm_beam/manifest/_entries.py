@@ -6,7 +6,7 @@ entry as one value that is passed on whole.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self, TypedDict, TypeVar
@@ -596,4 +596,31 @@ class EntryChoice:
 
 
 ANY_ENTRY = EntryChoice()
+
+
+def with_words(choice: EntryChoice, words: EntryWords, *, function: Callable[..., Any]) -> EntryChoice:
+    """Returns a choice with some of its fields replaced.
+
+    Args:
+      choice: The choice.
+      words: The keyword arguments of a function that are none of its own parameters.
+      function: The function that was called; an error names it.
+
+    Raises:
+      TypeError: If a word is no field of `EntryChoice`; names the nearest argument.
+    """
+    fields = [field.name for field in dataclasses.fields(EntryChoice)]
+    unknown = next((name for name in words if name not in fields), None)
+    if unknown is None:
+        return dataclasses.replace(choice, **words)
+    # Only for a mistake: a manifest is read where imports should take little time.
+    import difflib
+    import inspect
+
+    names = [*fields, *inspect.signature(function).parameters]
+    nearest = difflib.get_close_matches(unknown, names, n=1)
+    hint = f" Did you mean {nearest[0]}?" if nearest else ""
+    raise TypeError(f"{function.__name__}() has no argument {unknown!r}.{hint}")
+
+
 """The choice without any value: the served entry, or the only one."""

@@ -24,6 +24,7 @@ from ._entries import (
     EntryWords,
     PathEntry,
     SettingCalibration,
+    with_words,
 )
 from ._model import (
     CostRecord,
@@ -231,7 +232,7 @@ class WrittenManifest(Record, Generic[_Entry]):
         Raises:
           ManifestError: If no entry or more than one matches; the message lists those there are.
         """
-        choice = replace(choice, **words)
+        choice = with_words(choice, words, function=self.calibration)
         found = self.matching(choice)
         if len(found) == 1:
             return found[0]

@@ -80,8 +80,13 @@ def _content(path: str | os.PathLike[str]) -> bytes:
         folder, path = path, os.path.join(path, MANIFEST)
         if not os.path.exists(path):
             raise ManifestError(f"manifest {os.fspath(folder)}: is a folder, and has no {MANIFEST}.")
-    with open_input(path) as file:
-        content = file.read(_MOST_BYTES + 1)
+    try:
+        with open_input(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"manifest {os.fspath(path)}: no such file. Name the {MANIFEST} of a calibration, or its folder."
+        ) from None
     if len(content) > _MOST_BYTES:
         raise ManifestError(
             f"manifest {os.fspath(path)}: has more than {_MOST_BYTES >> 20} MiB, so it is not a manifest. Name the "

@@ -23,7 +23,7 @@ from .files import MANIFEST, read_any_manifest, time_of_now
 
 PLANS = "plans"
 _SCHEMA = "calm-beam/plan-list/v1"
-_GENERATIONS = "generations"
+GENERATIONS = "generations"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ def home_of(folder: str) -> str:
     A folder that was moved out of its output directory has its own list.
     """
     above = parent(folder)
-    return parent(above) if base_name(above) == _GENERATIONS else folder
+    return parent(above) if base_name(above) == GENERATIONS else folder
 
 
 def _are_about(events: Sequence[_Event], asked: AskedPlan) -> bool:

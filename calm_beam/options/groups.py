@@ -5,7 +5,7 @@ Groups about a manifest name the manifest, its entry and its model, and decide h
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from calm_beam.errors import UsageError
@@ -54,6 +54,8 @@ class ModelSource(Options):
     """The model and its vocabulary."""
 
     SECTION: ClassVar[str | None] = MODEL_AND_DATA
+    # Transforms call it so.
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {"model": "Did you mean checkpoint?"}
 
     checkpoint: str | os.PathLike[str] | None = option(
         None,
@@ -475,6 +477,7 @@ class RecordedModel(FactsOfAny):
     """The model of a manifest, which records its folder."""
 
     SECTION: ClassVar[str | None] = ModelSource.SECTION
+    ELSEWHERE: ClassVar[Mapping[str, str]] = ModelSource.ELSEWHERE
 
     checkpoint: str | os.PathLike[str] | None = again(
         ModelSource, "checkpoint", sentence="model folder; default: the one recorded in the manifest"

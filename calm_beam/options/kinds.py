@@ -13,7 +13,7 @@ from typing import Any
 from calm_beam.errors import CalmBeamError
 from calm_beam.exits.head_forms import GONE
 from calm_beam.exits.measures import MEASURES, is_measure_name
-from calm_beam.text import written_float, written_int
+from calm_beam.text import function_itself, written_float, written_int
 
 _LARGEST = 2**31 - 1
 
@@ -71,7 +71,8 @@ class Kind:
         except ValueRefusedError:
             raise
         except (TypeError, ValueError) as error:
-            raise ValueRefusedError(f"expected {self.name or 'another value'}, got {value!r:.80}") from error
+            got = function_itself(value) or f"{value!r:.80}"
+            raise ValueRefusedError(f"expected {self.name or 'another value'}, got {got}") from error
 
 
 def _read_texts(value: str) -> tuple[str, ...]:

@@ -196,7 +196,11 @@ def _taken(name: str, value: Any, declared: Option) -> Any:
     return found
 
 
-_NAMED = re.compile(r"--(\w+)(?:=((?:[^\s,;:()'\"]|,(?=\S))*[^\s,;:.()'\"]))?")
+# A comma or colon within a value is a part of it; one before a space ends it.
+_NAMED = re.compile(r"--(\w+)(?:=((?:[^\s,;:()'\"]|[,:](?=\S))*[^\s,;:.()'\"]))?")
+
+# A remark in messages about flags, for callers whose messages are not translated.
+_HINT = re.compile(r" \(\w+=(?:\.\.\.)? in Python\)")
 
 
 def in_python(message: str, options: Mapping[str, Option]) -> str:
@@ -219,7 +223,7 @@ def in_python(message: str, options: Mapping[str, Option]) -> str:
             return f"{name}=True" if options[name].kind is truth else name
         return f"{name}={value}" if re.fullmatch(r"[-+.\de]+|None", value) else f"{name}={value!r}"
 
-    return _NAMED.sub(named, message)
+    return _NAMED.sub(named, _HINT.sub("", message))
 
 
 _Arguments = ParamSpec("_Arguments")

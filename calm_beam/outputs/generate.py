@@ -100,8 +100,8 @@ def generate(
                 failure = reason_of(error)
         if failure and on_error == "fail":
             raise DecodeError(
-                f"{prompt.example.in_words()}: {failure}. Check the checkpoint; --on_error=worst_case counts such "
-                "examples with loss 1 at every threshold."
+                f"{prompt.example.in_words()}: {failure.removesuffix('.')}. Check the checkpoint; "
+                "--on_error=worst_case counts such examples with loss 1 at every threshold."
             )
         yield tuple(
             Generation(

@@ -12,7 +12,7 @@ from calm_beam.decoding.memory import Demand, check_memory, checked_least_tokens
 from calm_beam.decoding.settings import DecodeSettings, settings_of_variant
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import check_head
-from calm_beam.exits.measures import Need
+from calm_beam.exits.measures import Need, check_traces, is_own
 from calm_beam.inputs import DataFiles, Reading, is_seqio, place_of, read_examples
 from calm_beam.inputs.examples import DataError, no_vocabulary_for
 from calm_beam.inputs.preview import DataPreview, preview_data
@@ -308,6 +308,9 @@ def _check_exits(request: SweepRequest, checkpoint: Checkpoint) -> None:
         raise UsageError(
             f"--confidence={rule.confidence} needs decoder/meta_cls in the checkpoint; {request.model} has none."
         )
+    if is_own(rule.confidence):
+        config = checkpoint.config
+        check_traces(rule.confidence, rule.measure(), width=config.emb_dim, vocab_size=config.vocab_size)
 
 
 def _chat(request: SweepRequest, vocabulary_path: str, preview: DataPreview) -> ChatRecord | None:

@@ -425,6 +425,7 @@ def _answers_schema(*, has_groups: bool) -> "pyarrow.Schema":
             ("layers_used", pyarrow.int64()),
             ("layers_saved", pyarrow.int64()),
             ("truncated", pyarrow.bool_()),
+            ("finish_reason", pyarrow.string()),
             *([("group", pyarrow.string()), ("threshold", pyarrow.float64())] if has_groups else []),
         ]
     )

@@ -46,6 +46,15 @@ def isolated(text: str) -> str:
     return name if name.isascii() else f"{_FIRST_STRONG_ISOLATE}{name}{_POP_ISOLATE}"
 
 
+def time_in_words(created: str) -> str:
+    """Returns the time of a manifest for a header, as the scripts of pages write it.
+
+    >>> time_in_words("2026-01-31T12:00:00Z")
+    '2026-01-31 12:00 UTC'
+    """
+    return f"{created[:16].replace('T', ' ')} UTC"
+
+
 def short_place(place: str) -> str:
     """Returns where something lies: of a local path from the root the last names, anything else as it is.
 

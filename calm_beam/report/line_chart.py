@@ -374,10 +374,17 @@ _TITLE_WIDTH, _AXIS_WIDTH = 46, 42
 _LEGEND_COLUMNS = 4
 
 
+def why_no_figures() -> str | None:
+    """Returns why figures cannot be drawn, as a sentence without its full stop; None if they can."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return f"plots need matplotlib, which is not installed: {how_to_install('plots')}"
+    return None
+
+
 def check_plots_available() -> None:
     """Raises `UsageError` if matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"plots need matplotlib, which is not installed: {how_to_install('plots')}.")
+    if why := why_no_figures():
+        raise UsageError(f"{why}.")
 
 
 def write_figure(path: str, rows: Sequence[Sequence[LineChart]], *, title: str = "", note: str = "") -> None:

@@ -24,7 +24,7 @@ from calm_beam.manifest import (
     rounds_in_words,
 )
 from calm_beam.storage import base_name, parent
-from calm_beam.text import counted, printable, printable_line
+from calm_beam.text import counted, printable, printable_line, shortened
 
 from .document import (
     LARGEST_PAGE,
@@ -55,6 +55,7 @@ _MOST_THRESHOLDS = 100
 _MOST_FAILURES = 50
 _LONGEST_REASON = 300
 _MOST_LAYERS_NAMED = 12
+_LONGEST_TEMPLATE = 200
 
 _NOT_TESTED, _ACCEPTED, _NOT_ACCEPTED = 0, 1, 2
 
@@ -234,6 +235,7 @@ def facts(manifest: Manifest) -> list[list[str]]:
             f"prompts up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}",
         ],
         ["Task prefix", repr(decode.task_prefix) if decode.task_prefix else "none"],
+        *_chat_facts(manifest),
         ["Precision", decode.precision_in_words()],
         ["Engine", engine_in_words(manifest).removeprefix("Engine: ").removesuffix(".")],
         *([["Near ties", near_ties.removeprefix("Near ties, ").removesuffix(".")]] if near_ties else []),
@@ -254,6 +256,15 @@ def facts(manifest: Manifest) -> list[list[str]]:
         facts.append(["On failing examples", plan.on_error])
     facts.append([*software_fact(manifest.software)])
     return [[name, printable_line(value)] for name, value in facts]
+
+
+def _chat_facts(manifest: Manifest) -> list[list[str]]:
+    """Returns how texts become chats, and what they begin with, where they do."""
+    chat = None if manifest.vocabulary is None else manifest.vocabulary.chat
+    if chat is None:
+        return [["Chat template", "none"]]
+    system = "none" if chat.system is None else repr(chat.system)
+    return [["Chat template", shortened(chat.template, _LONGEST_TEMPLATE)], ["System message", system]]
 
 
 def _exits(decode: DecodeRecord, *, num_layers: int) -> str:

@@ -21,7 +21,19 @@ from calm_beam.manifest.files import RISK_TABLE
 from calm_beam.storage import joined
 from calm_beam.text import counted, printable_line
 
-from .document import Cell, Section, details, isolated, number, scrolled, sentence, short_place, software_fact, table
+from .document import (
+    Cell,
+    Section,
+    details,
+    isolated,
+    number,
+    scrolled,
+    sentence,
+    short_place,
+    software_fact,
+    table,
+    time_in_words,
+)
 from .plain import Panel, PlainPage, capital_text, proof_chart, verdict
 from .stored import ReportError
 
@@ -54,7 +66,7 @@ def build_setting_page(directory: str) -> str:
     return PlainPage(
         kind="certification report",
         title=_of_what(manifest),
-        made=manifest.created,
+        made=time_in_words(manifest.created),
         promise=promise_html(entry, manifest),
         cautions=setting_cautions(manifest),
         condition=_CONDITION,

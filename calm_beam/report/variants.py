@@ -8,7 +8,7 @@ from calm_beam.manifest import EACH_VARIANT, Calibration, Manifest, confirmation
 from calm_beam.risk.rules import tail_in_words
 from calm_beam.text import counted
 
-from .document import Cell, number, table, threshold_cell, words
+from .document import Cell, number, table, threshold_cell, time_in_words, words
 from .page import facts, short_name
 from .plain import Panel, PlainPage, sentence_html, verdict
 from .promise import CONDITION, cautions, confirmation_of_test, sequence_begins, together_in_words
@@ -48,7 +48,7 @@ def build_variants_page(calibrated: Calibrated) -> str:
     return PlainPage(
         kind="calibration report",
         title=short_name(manifest.model.uri),
-        made=manifest.created,
+        made=f"{short_name(manifest.model.uri)} · {time_in_words(manifest.created)}",
         promise=sentence_html(first, manifest),
         cautions=[caution.text for caution in cautions(manifest)],
         condition=CONDITION,

@@ -108,6 +108,8 @@ class Answer:
       confidences: Confidence at each token's exit layer.
       num_layers: Decoder depth: layers that the full model uses for each token.
       truncated: Whether the prompt was longer than the manifest allows, and was cut.
+      finish_reason: `stop` if the output ended by itself, with an end token or a stop string; `length` if it was cut at
+        the manifest's `max_decode_length`.
       group: The group that the request named, or that the generator is for; None for none.
       entry: Entry of the manifest whose threshold let tokens exit. Only if its group is `group` does its promise cover
         the prompt. None where the full model answered whatever the manifest says.
@@ -120,6 +122,7 @@ class Answer:
     confidences: tuple[float, ...]
     num_layers: int
     truncated: bool
+    finish_reason: str = "stop"
     group: str | None = None
     entry: Calibration | None = None
     vocabulary: dataclasses.InitVar[Vocabulary | None] = None
@@ -278,6 +281,7 @@ def answer_row(request_id: str, answer: Answer, *, has_groups: bool) -> dict[str
         "layers_used": answer.layers_used,
         "layers_saved": answer.layers_saved,
         "truncated": answer.truncated,
+        "finish_reason": answer.finish_reason,
     }
     if has_groups and answer.entry is not None:
         row |= {"group": answer.group, "threshold": answer.entry.threshold}
@@ -331,8 +335,8 @@ class Tally:
         layers = f"{self.layers_used / self.tokens:.2f} layers per token" if self.tokens else "no layers"
         saved = self.layers_saved / max(1, self.layers_used + self.layers_saved)
         return (
-            f"prompts: {self.prompts}, of which cut: {self.truncated}; tokens: {self.tokens}, {layers}, {saved:.0%} of "
-            "the full model's saved"
+            f"prompts: {self.prompts}, of which too long and cut: {self.truncated}; tokens: {self.tokens}, {layers}, "
+            f"{saved:.0%} of the full model's saved"
         )
 
 

@@ -5,7 +5,6 @@ minute.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import os
@@ -39,6 +38,7 @@ from calm_beam.manifest import (
     SettingManifest,
     about_settings,
     read_manifest,
+    with_words,
 )
 from calm_beam.precision import Precision
 
@@ -208,7 +208,7 @@ class Generator:
             raise about_settings()
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest)
-        choice = dataclasses.replace(choice, **words)
+        choice = with_words(choice, words, function=cls.from_manifest)
         entry = manifest.calibration(choice)
         if not isinstance(checkpoint, Checkpoint):
             folder = manifest.model.uri if checkpoint is None else os.fspath(checkpoint)
@@ -462,6 +462,7 @@ class Generator:
             confidences=tuple(result.confidences[: result.length].tolist()),
             num_layers=self.num_layers,
             truncated=request.encoded.truncated,
+            finish_reason="stop" if self.has_ended(tokens) else "length",
             group=request.group,
             entry=None if self._is_full_model else request.entry,
             vocabulary=self.vocabulary,

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from calm_beam import __version__
 from calm_beam.errors import CalmBeamError
-from calm_beam.launch.terminal import PlainConsole, give, tell
+from calm_beam.launch.terminal import PlainConsole, give, say, tell
 from calm_beam.launch.terminal.lines import PlainTable
 from calm_beam.text import counted
 
@@ -41,6 +41,13 @@ EXTRAS = {
     "tensorflow": "data in TFRecord files",
     "tokenizers": "vocabularies in a tokenizer.json, --chat_template",
     "wandb": "--log_to=wandb",
+}
+# Of extras whose packages serve different purposes.
+_OF_PACKAGES = {
+    "metrics": {
+        "sacrebleu": "the metrics chrf and sentence_bleu, BLEU in evaluate",
+        "rapidfuzz": "the metric edit_distance",
+    }
 }
 _DISTRIBUTIONS = ("calm-beam", "calm-beam-serving")
 _IS_OPTIONAL = re.compile(r"extra\s*==")
@@ -83,6 +90,15 @@ class Extra:
     name: str
     purpose: str
     missing: tuple[str, ...]
+
+    @property
+    def impossible(self) -> str:
+        """The purposes of the missing packages."""
+        known = _OF_PACKAGES.get(self.name, {})
+        # Others are needed by the packages of the extra.
+        if not known.keys() >= set(self.missing):
+            return self.purpose
+        return " and ".join(known[name] for name in self.missing)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,14 +209,17 @@ class Examined:
 
 def examine() -> int:
     """Examines this installation and machine, prints the findings and returns the exit status of the command."""
-    found = _examined()
+    installed = Installed.here()
+    _print_installed(installed)
+    # The rest takes many seconds: JAX starts, and a model is compiled.
+    say("looking at this machine, and running the demo model")
+    found = _examined(installed)
     _print(found)
     give(_as_json(found))
     return 1 if found.problems else 0
 
 
-def _examined() -> Examined:
-    installed = Installed.here()
+def _examined(installed: Installed) -> Examined:
     problems = [f"{package.name}: {package.in_words()}." for package in installed.packages if not package.is_good]
     nothing = Examined(
         installed=installed,
@@ -257,15 +276,23 @@ def _as_json(found: Examined) -> dict[str, Any]:
     }
 
 
-def _print(found: Examined) -> None:
-    console = PlainConsole()
+def _print_installed(installed: Installed) -> None:
     tell(f"calm-beam {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    for table in (_packages(found.installed), _extras(found.installed), _machine(found)):
+    _print_tables(_packages(installed), _extras(installed))
+
+
+def _print_tables(*tables: Table) -> None:
+    console = PlainConsole()
+    for table in tables:
         if table.row_count:
             console.print(table)
+
+
+def _print(found: Examined) -> None:
+    _print_tables(_machine(found))
     for problem in found.problems:
         tell(f"problem: {problem}")
-    lacking = [f"{extra.purpose} ({extra.name})" for extra in found.installed.extras if extra.missing]
+    lacking = [f"{extra.impossible} ({extra.name})" for extra in found.installed.extras if extra.missing]
     if lacking:
         tell(f"Not possible before its extra, in brackets, is installed: {'; '.join(lacking)}.")
     if not found.problems:
@@ -308,7 +335,9 @@ def _machine(found: Examined) -> Table:
         memory = ""
         if device.total_bytes is not None and device.free_bytes is not None:
             memory = f", {_size(device.free_bytes)} of {_size(device.total_bytes)} free"
-        table.add_row(device.name, f"{device.platform}, {device.kind}{memory}")
+        # A CPU has no other kind.
+        kinds = dict.fromkeys((device.platform, device.kind))
+        table.add_row(f"JAX device {device.name}", f"{', '.join(kinds)}{memory}")
     if found.free_bytes is not None:
         table.add_row("free memory", _size(found.free_bytes))
     if found.native_code is not None:

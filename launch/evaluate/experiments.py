@@ -57,11 +57,11 @@ from calm_beam.report.experiment_page import (
     tradeoff_charts,
     tradeoff_headline,
 )
-from calm_beam.report.line_chart import LineChart, check_plots_available, write_figure
+from calm_beam.report.line_chart import LineChart, why_no_figures, write_figure
 from calm_beam.storage import joined, replacing, staged
 
 from .request import PropagationRequest, SampleRequest, SensitivityRequest, SweptRequest, TradeoffRequest
-from .sweeps import Cell, checked_output, decoded_by, prepared_sample, sweep_workers, write_rows
+from .sweeps import Cell, checked_output, decoded_by, prepared_sample, sweep_workers, without_figures, write_rows
 
 if TYPE_CHECKING:
     from calm_beam.checkpoints import Checkpoint
@@ -351,7 +351,6 @@ def run_experiment(request: SampleRequest, options: PipelineOptions | None) -> i
         if request.is_demo:
             say("no --checkpoint and no --data: the demo model on the demo data")
         output = checked_output(request, _file_names(name))
-        check_plots_available()
         (metric,) = checked_metrics([request.metric], metric_settings(request))
         workers = None
         if options is not None and isinstance(request, SweptRequest):
@@ -377,7 +376,9 @@ def run_experiment(request: SampleRequest, options: PipelineOptions | None) -> i
     for table in findings.tables:
         console.print(table)
     console.print(findings.notes)
-    files = [joined(output, file) for file in _file_names(name)]
+    names = _file_names(name)
+    left_out = (_figure(name),) if without_figures(output, [_figure(name)]) else ()
+    files = [joined(output, file) for file in names if file not in left_out]
     give({"experiment": name, "output": output, "rows": findings.rows, **provenance}, files=files)
     console.print(f"{sample} {time.monotonic() - start:.0f} s.")
     console.print(f"Files: {', '.join(files)}", soft_wrap=True)
@@ -458,13 +459,18 @@ def _file_names(name: str) -> tuple[str, ...]:
     return tuple(f"{name}.{suffix}" for suffix in ("csv", "json", "svg", "html"))
 
 
+def _figure(name: str) -> str:
+    return f"{name}.svg"
+
+
 def _write(directory: str, name: str, *, findings: Findings, provenance: dict[str, Any]) -> None:
     table, content, plot, page = (joined(directory, file) for file in _file_names(name))
     write_rows(table, findings.rows)
     text = json.dumps({"experiment": name, **provenance, "rows": findings.rows}, ensure_ascii=False, indent=1)
     with replacing(content) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-    write_figure(plot, [findings.charts], note="bars and bands: ± one standard error")
+    if why_no_figures() is None:
+        write_figure(plot, [findings.charts], note="bars and bands: ± one standard error")
     write_page(
         experiment_page(
             name,

@@ -28,7 +28,8 @@ from calm_beam.outputs import DecodeJob, Generation, OutputsError, read_generati
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.outputs.sharding import default_shards, shards_for
-from calm_beam.storage import check_writable, exists, joined, replacing
+from calm_beam.report.line_chart import why_no_figures
+from calm_beam.storage import check_writable, exists, is_file, joined, remove_file, replacing
 from calm_beam.transforms.examples import DivideExamples
 from calm_beam.transforms.metrics import ProgressLog
 
@@ -188,6 +189,23 @@ def checked_output(request: Result, files: Sequence[str]) -> str:
     if found and not request.overwrite:
         raise UsageError(f"--output {output}: holds {found[0]} already. Choose another directory, or pass --overwrite.")
     return output
+
+
+def without_figures(output: str, figures: Sequence[str]) -> bool:
+    """Returns whether figures cannot be drawn here; if so, says why, and removes those of an earlier run.
+
+    Args:
+      output: The directory of the results.
+      figures: Names of the figures in it.
+    """
+    why = why_no_figures()
+    if why is None:
+        return False
+    say(f"without figures, which the page has too: {why}")
+    for name in figures:
+        if is_file(joined(output, name)):
+            remove_file(joined(output, name))
+    return True
 
 
 def write_rows(path: str, rows: Sequence[Mapping[str, Cell]]) -> None:

@@ -5,6 +5,7 @@ Everything is checked before the pipeline runs.
 
 import dataclasses
 import functools
+import os
 import shlex
 import time
 from typing import TYPE_CHECKING
@@ -235,16 +236,21 @@ class GenerateCall(GenerateRequest):
         super().__post_init__()
         if not self.is_in_shards:
             raise UsageError(
-                "output must be a folder for answers in shards, with a slash at its end. calm_beam.Generator answers "
-                "prompts at once."
+                "output must be a folder for answers in shards; if its name has a suffix, put a slash at its end. "
+                "calm_beam.Generator answers prompts at once."
             )
+
+    @property
+    def is_in_shards(self) -> bool:
+        """Whether `output` is a folder; without a slash, a name with a suffix may be meant for a file."""
+        return super().is_in_shards or bool(self.output and not os.path.splitext(self.output)[1])
 
 
 @calling(GenerateCall)
 def generate(request: GenerateCall) -> Tally:
     """Answers files of prompts under a manifest, into a folder, and returns counts of the results.
 
-        counts = calm.generate(manifest="calibration", input="prompts/*.jsonl.gz", output="answers/")
+        counts = calm.generate(manifest="calibration", input="prompts/*.jsonl.gz", output="answers")
 
     `calm-beam generate --output=answers/` runs this function, whose arguments have the names of the command's options.
 

@@ -142,7 +142,8 @@ def answer_fields(answer: Answer, *, group: str | None) -> dict[str, Any]:
       group: As the client named it. If it did not, the promise is that of every such answer, and `/manifest` has it.
     """
     fields = dataclasses.asdict(dataclasses.replace(answer, entry=None))
-    del fields["group"], fields["entry"], fields["text"]
+    # The choice has the reason itself.
+    del fields["group"], fields["entry"], fields["text"], fields["finish_reason"]
     fields |= {"layers_used": answer.layers_used, "layers_saved": answer.layers_saved}
     if group is not None:
         entry = answer.entry

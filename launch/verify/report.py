@@ -82,7 +82,7 @@ class VerifiedSettings(Verified):
 BROKEN = 3
 """Exit status if a promise is broken."""
 
-_P_VALUES = "p-values: a small upper one proves the promise again, a small lower one proves it broken."
+_P_VALUES = "p-values: a small one of kept proves the promise again, a small one of broken proves it broken."
 
 
 def tell_thresholds(done: VerifiedThresholds) -> int:
@@ -100,7 +100,7 @@ def tell_thresholds(done: VerifiedThresholds) -> int:
     status = _conclude(done, console)
     table = PlainTable("The manifest's entries on fresh data", caption=caption, caption_justify="left")
     table.add_column("consistency" if is_one else "consistency\nmetric", overflow="fold")
-    table.add_numbers(delta_heading(epsilons), "threshold", "risk then\nnow", "p-values", "verdict")
+    table.add_numbers(delta_heading(epsilons), "threshold", "risk", "p-values", "verdict")
     for verdict in done.verdicts:
         entry = verdict.entry
         table.add_row(
@@ -134,7 +134,7 @@ def tell_settings(done: VerifiedSettings) -> int:
     table = PlainTable("The manifest's entries on fresh losses", caption=_P_VALUES, caption_justify="left")
     table.add_column("group\nloss", overflow="fold")
     table.add_column("setting", overflow="fold")
-    table.add_numbers(delta_heading(epsilons), "risk then\nnow", "p-values", "verdict")
+    table.add_numbers(delta_heading(epsilons), "risk", "p-values", "verdict")
     for verdict in done.verdicts:
         entry = verdict.entry
         table.add_row(
@@ -152,8 +152,8 @@ def tell_settings(done: VerifiedSettings) -> int:
 def _found(verdict: Verdict[Any]) -> tuple[str, str, str]:
     """Returns what was found out about a promise, as the cells of a table."""
     return (
-        f"{verdict.entry.risk:.4f}\n{verdict.risk:.4f}",
-        f"{verdict.p_value:.2g}\n{verdict.excess_p_value:.2g}",
+        f"then {verdict.entry.risk:.4f}\nnow {verdict.risk:.4f}",
+        f"kept {verdict.p_value:.2g}\nbroken {verdict.excess_p_value:.2g}",
         _verdict_in_words(verdict),
     )
 

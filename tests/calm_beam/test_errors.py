@@ -6,7 +6,7 @@ import pkgutil
 import pytest
 
 import calm_beam
-from calm_beam.errors import CalmBeamError
+from calm_beam.errors import CalmBeamError, UsageError, as_usage
 from calm_beam.inputs.examples import DataError
 
 
@@ -40,3 +40,15 @@ def test_all_errors_have_one_base() -> None:
 def test_built_in_bases_stay(base: type[Exception]) -> None:
     """Callers that catch the fitting built-in class still do."""
     assert issubclass(DataError, base)
+
+
+def test_one_of_our_errors_is_no_cause_of_another() -> None:
+    """A `UsageError` made of another `CalmBeamError` has no second traceback with the same words, only its cause."""
+    with pytest.raises(UsageError, match="no such row") as alone, as_usage():
+        raise DataError("no such row")
+    assert alone.value.__cause__ is None
+    assert alone.value.__suppress_context__
+    users = KeyError("text")
+    with pytest.raises(UsageError, match="no such row") as caused, as_usage():
+        raise DataError("no such row") from users
+    assert caused.value.__cause__ is users

@@ -145,6 +145,38 @@ def test_what_is_not_possible_is_said(
         assert printed.endswith("Everything is as it should be.\n")
 
 
+def test_each_package_of_an_extra_is_judged_by_itself(
+    quick: pathlib.Path, asked: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where one package of the extra `metrics` is missing, only its metrics are listed as not possible."""
+    asked["calm-beam"] = ['sacrebleu>=999; extra == "metrics"', 'rich; extra == "metrics"', "rich"]
+    assert _doctor() == 0
+    printed = capsys.readouterr().out
+    assert "is installed: the metrics chrf and sentence_bleu, BLEU in evaluate (metrics)." in printed
+    asked["calm-beam"] = ['rapidfuzz>=999; extra == "metrics"', "rich"]
+    assert _doctor() == 0
+    assert "is installed: the metric edit_distance (metrics)." in capsys.readouterr().out
+
+
+def test_packages_are_printed_before_the_small_run(
+    quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The small run begins after the tables of packages are printed, and a message says that it does."""
+    before: list[str] = []
+
+    def run_trial() -> trial.Trial:
+        printed = capsys.readouterr()
+        before.extend((printed.out, printed.err))
+        return _TRIAL
+
+    monkeypatch.setattr(trial, "run_trial", run_trial)
+    assert _doctor() == 0
+    out, err = before
+    assert "apache-beam" in out
+    assert "running the demo model" in err
+    assert "JAX device" in capsys.readouterr().out
+
+
 def test_of_many_packages_that_an_extra_lacks_some_are_named(
     asked: dict[str, list[str]], quick: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

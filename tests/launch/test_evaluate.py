@@ -267,19 +267,26 @@ def test_no_output_has_the_position(
     assert not (tmp_path / "out").exists()
 
 
-def test_plots_are_an_extra(
+def test_figures_are_an_extra(
     model: pathlib.Path,
     data: pathlib.Path,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without matplotlib nothing is decoded, and the message names the extra."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert _evaluate(model, data, tmp_path / "out", *_FEW_POSITIONS) == 2
+    """Without matplotlib all but the figure is written, the message names the extra, and no earlier figure stays."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "matplotlib" else find_spec(name, *more)
+    )
+    (output := tmp_path / "out").mkdir()
+    (output / "sensitivity.svg").write_text("of an earlier run")
+    assert _evaluate(model, data, output, *_FEW_POSITIONS, "--overwrite") == 0
     message = "plots need matplotlib, which is not installed: pip install 'calm-beam[plots]' (in a checkout: "
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert ".svg" not in printed.out
+    assert {path.name for path in output.iterdir()} == {f"sensitivity.{kind}" for kind in ("csv", "json", "html")}
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
     assert tests > 0
     assert re.fullmatch(
         re.escape(
-            f"prompts: 1, of which cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, {saved:.0%} of "
-            f"the full model's saved; {tests:.2f} exit tests per token, "
+            f"prompts: 1, of which too long and cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, "
+            f"{saved:.0%} of the full model's saved; {tests:.2f} exit tests per token, "
         )
         + "[1-9][0-9,]* tokens a second, compiling included",
         last,
@@ -114,7 +114,7 @@ def test_a_file_of_lines_is_answered_line_by_line(
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [generator.generate(text).text for text in (*_TEXTS, "the cat " * 40)]
     assert f"{path}, line 4: was longer than the manifest allows, and was cut" in printed.err
-    assert "prompts: 4, of which cut: 1;" in printed.err
+    assert "prompts: 4, of which too long and cut: 1;" in printed.err
 
 
 def test_rows_are_written(
@@ -139,6 +139,7 @@ def test_rows_are_written(
             "layers_used": answer.layers_used,
             "layers_saved": answer.layers_saved,
             "truncated": False,
+            "finish_reason": "stop" if generator.has_ended(answer.tokens) else "length",
         }
     assert main(flags) == 2
     assert "exists already. Choose another file, or pass --overwrite." in capsys.readouterr().err

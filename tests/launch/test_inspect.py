@@ -16,6 +16,7 @@ from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
 from tests.calm_beam.checkpoints.decoder_only_folders import write_decoder_only
 from tests.calm_beam.manifest.builders import build_manifest, build_plan_record, build_planned_manifest, written_by
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import CONFIG, write_model, write_vocabulary
 
@@ -249,6 +250,18 @@ def test_bad_usage(flags: list[str], message: str, tmp_path: pathlib.Path, capsy
     assert message.format(tmp=tmp_path) in capsys.readouterr().err
 
 
+def test_a_calibration_that_did_not_finish(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of a killed calibration is called that, with the way to go on; a folder with less of it is not."""
+    (tmp_path / "plans").mkdir()
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "no model here" in capsys.readouterr().err
+    (tmp_path / "generations").mkdir()
+    assert main(["inspect", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path}: a calibration that did not finish, without a manifest yet." in error
+    assert "--resume" in error
+
+
 def test_what_is_neither(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty folder, and a file that is not a manifest, give status 1 and what was expected."""
     (tmp_path / "empty").mkdir()
@@ -282,6 +295,15 @@ def test_decoder_only_models_are_described(tmp_path: pathlib.Path, capsys: pytes
         in printed
     )
     assert "Outputs end with token 2: " in printed
+
+
+def test_end_tokens_of_a_native_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The end tokens of a native decoder-only model are printed, as those of the folder that it was made of."""
+    config = build_llama_config(end_ids=(2, 3))
+    write_native(tmp_path / "native", config, arrays=build_llama_arrays(config, 0), vocabulary_path=None)
+    assert main(["inspect", str(tmp_path / "native")]) == 0
+    path = tmp_path / "native" / "config.json"
+    assert f"Outputs end with token 2 or 3: {path} says so." in capsys.readouterr().out
 
 
 def test_a_chat_template_is_named(

@@ -197,6 +197,9 @@ def test_table_and_report(calibrated: pathlib.Path, tmp_path: pathlib.Path) -> N
         (variant.tau, variant.min_exit_layer) for variant in _VARIANTS
     }
     page = (calibrated / "report.html").read_text(encoding="utf-8")
+    # The header names the model and the time, as that of a page with scripts does.
+    created = manifest.created
+    assert f'id="made">model · {created[:10]} {created[11:16]} UTC<' in page
     entry = manifest.calibrations[0]
     assert entry.variant is not None
     assert f"{entry.threshold:g} ({entry.variant.in_words()})" in page

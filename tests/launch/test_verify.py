@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import re
 import shutil
 import sys
 from typing import Any
@@ -81,6 +82,9 @@ def test_kept_promises(calibrated: _Place, capsys: pytest.CaptureFixture[str]) -
     assert "proved again" in printed.out
     assert "BROKEN" not in printed.out
     assert "60 examples, 0 failed" in printed.out
+    # Each number of a pair has its name.
+    assert re.search(r"then 0\.\d{4} .*kept [-\d.e]+ ", printed.out)
+    assert re.search(r"now 0\.\d{4} .*broken [-\d.e]+ ", printed.out)
     assert "No promise is found broken at level 0.05; 4 of 4 are proved again" in printed.out
     assert "warning" not in printed.err
 

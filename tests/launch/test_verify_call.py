@@ -298,3 +298,11 @@ def test_a_misspelt_argument() -> None:
     """A misspelt argument is named with the nearest valid one."""
     with pytest.raises(TypeError, match=r"^verify\(\) has no argument 'losess'\. Did you mean losses\?$"):
         calm.verify(losess="x", manifest="m")  # type: ignore[call-arg]
+
+
+def test_the_name_that_other_steps_have_for_the_model() -> None:
+    """An argument `model`, as transforms and `calibrate` take it, is answered with this function's name for it."""
+    with pytest.raises(TypeError, match=r"^verify\(\) has no argument 'model'\. Did you mean checkpoint\?$"):
+        calm.verify(model="x", manifest="m")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^suitability\(\) has no argument 'model'\. Did you mean checkpoint\?$"):
+        calm.suitability(model="x")  # type: ignore[call-arg]

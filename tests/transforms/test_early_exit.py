@@ -226,6 +226,7 @@ def test_what_cannot_be_served_is_refused_before_workers_start(served: Served) -
     for changes, error, message in (
         ({"manifest": "absent.json"}, OSError, "absent.json"),
         ({"manifest": read_manifest(served.manifest)}, TypeError, "manifest must be the path of a manifest"),
+        ({"deltas": 0.3}, TypeError, r"^EarlyExitModelHandler\(\) has no argument 'deltas'\. Did you mean delta\?$"),
         ({"delta": 0.3}, ManifestError, "delta"),
         ({"group": "en"}, ManifestError, "there is no group"),
         ({"manifest": own}, MeasureError, "module:measure"),

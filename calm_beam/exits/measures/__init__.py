@@ -12,6 +12,7 @@ from .measure import MeasureError as MeasureError
 from .measure import Need as Need
 from .measure import check_may_run as check_may_run
 from .measure import check_named as check_named
+from .measure import check_traces as check_traces
 from .measure import is_own as is_own
 from .measure import source_digest as source_digest
 from .registry import COMPARABLE as COMPARABLE

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -167,14 +168,66 @@ def _confidence(name: str, function: Callable[..., Any], count: int, *given: Any
     try:
         made = jnp.asarray(function(*given[:count]), jnp.float32)
     except Exception as error:
-        raise MeasureError(f'confidence "{name}": failed with {type(error).__name__}: {error}') from error
-    expected = given[0].shape[:-1]
-    if made.shape != expected:
-        raise MeasureError(
-            f'confidence "{name}": returned shape {made.shape} for {given[0].shape}, expected {expected}: one number '
-            "for each row."
-        )
+        raise _failed(name, error) from error
+    _check_shape(name, made.shape, given[0].shape)
     return made
+
+
+def _failed(name: str, error: Exception) -> MeasureError:
+    """Returns the error for a measure that raised one."""
+    import jax
+
+    # Further lines of JAX's messages are about its own functions.
+    reason = (str(error).splitlines() or [""])[0].rstrip(".")
+    is_traced = isinstance(error, jax.errors.JAXTypeError)
+    remedy = " JAX traces the function: compute with jax.numpy, without numpy, float() or if." if is_traced else ""
+    return MeasureError(f"{_with_file(name)}: failed with {type(error).__name__}: {reason}.{remedy}")
+
+
+def _check_shape(name: str, made: tuple[int, ...], given: tuple[int, ...]) -> None:
+    """Refuses confidences that are not one number for each row of an array with a shape."""
+    if made != given[:-1]:
+        raise MeasureError(
+            f"{_with_file(name)}: returned shape {made} for {given}, expected {given[:-1]}: one number for each row."
+        )
+
+
+def _with_file(name: str) -> str:
+    """Returns the name of a user's measure and its file, as the beginning of a message."""
+    path = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    return f'confidence "{name}"' + (f" in {path}" if path else "")
+
+
+def check_traces(name: str, measure: Measure, *, width: int, vocab_size: int) -> None:
+    """Tries a user's measure on two rows of made-up logits or states, before anything is decoded.
+
+    JAX traces it as decoders do, by shapes alone: nothing is compiled, and no device is used.
+
+    Args:
+      name: `module:name` of the measure.
+      measure: The measure.
+      width: Width of the model's states.
+      vocab_size: Logits of a row.
+
+    Raises:
+      MeasureError: If it fails, or does not give a number for each row; names its file.
+    """
+    import jax
+    import numpy as np
+
+    last = {Need.LOGITS: vocab_size, Need.STATES: width}.get(measure.needs)
+    if last is None:
+        # Scores and tokens are numbers by themselves.
+        return
+    rows = jax.ShapeDtypeStruct((2, last), np.float32)
+    more = () if measure.needs is Need.LOGITS else (rows, jax.ShapeDtypeStruct((), np.int32))
+    try:
+        made = jax.eval_shape(measure.confidence, rows, *more)
+    except MeasureError:
+        raise
+    except Exception as error:
+        raise _failed(name, error) from error
+    _check_shape(name, np.shape(made), rows.shape)
 
 
 def check_may_run(recorded: str, *, named: Collection[str | None]) -> None:

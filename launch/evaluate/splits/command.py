@@ -30,7 +30,7 @@ from calm_beam.extras import how_to_install
 from calm_beam.inputs.files import digest_of_files
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, VocabularyError
 from calm_beam.launch.evaluate.request import SplitsRequest
-from calm_beam.launch.evaluate.sweeps import checked_output, sweep_measures, write_rows
+from calm_beam.launch.evaluate.sweeps import checked_output, sweep_measures, without_figures, write_rows
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.shared_options import checked_metrics, declared, metric_settings
 from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
@@ -44,7 +44,7 @@ from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.outputs import DecodeJob, StoredGenerations, stored_examples
 from calm_beam.outputs.scoring import Scoring
 from calm_beam.report import write_page
-from calm_beam.report.line_chart import check_plots_available
+from calm_beam.report.line_chart import why_no_figures
 from calm_beam.report.splits_page import split_notes, splits_page, write_split_figures
 from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute, joined, replacing, staged
@@ -135,7 +135,6 @@ def prepare(request: SplitsRequest, options: PipelineOptions, *, files: Sequence
     """
     output = checked_output(request, files)
     Workers(options=options).refuse_template(command="evaluate")
-    check_plots_available()
     splits = Splits(trials=request.trials, calibration_share=request.calibration_share, seed=request.seed)
     # Before sweeps, which take their time.
     metrics = checked_metrics(request.metrics, metric_settings(request))
@@ -321,6 +320,7 @@ def evaluate_splits(request: SplitsRequest, options: PipelineOptions) -> int:
     with _as_failure(), staged(run.output) as staging:
         results = _results(run, pipeline, directory=staging)
         _write(staging, run, results=results)
+    without_figures(run.output, _FIGURES)
     _tell(run, results, seconds=time.monotonic() - start)
     return 0
 
@@ -405,7 +405,8 @@ def _write(directory: str, run: PreparedSplits, *, results: SplitResults) -> Non
     with replacing(joined(directory, _PROVENANCE)) as temporary:
         temporary.write_text(json.dumps(provenance, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     write_page(splits_page(provenance, results), joined(directory, _PAGE))
-    write_split_figures(directory, _FIGURE_KINDS, results=results)
+    if why_no_figures() is None:
+        write_split_figures(directory, _FIGURE_KINDS, results=results)
 
 
 def _tell(run: PreparedSplits, results: SplitResults, *, seconds: float) -> None:

@@ -156,6 +156,7 @@ def test_the_advice_names_the_layers(exits: tuple[ExitForecast, ...], words: str
     """If tests cost more than they save, the advice names other layers or another measure."""
     found = dataclasses.replace(_of(5.0, 4.0), exits=exits)
     assert re.search(words, found.advice), found.advice
+    assert str(found) == f"{found.verdict}\n{found.advice}".rstrip("\n"), "printed, it says both"
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -53,5 +53,5 @@ def test_what_the_other_kind_has_is_refused() -> None:
         match=r"^metric is for manifests of kind thresholds, and this one is of kind settings\. Leave it out\.$",
     ):
         build_setting_manifest().calibration(metric="rouge_l")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'deltas'"):
+    with pytest.raises(TypeError, match=r"^calibration\(\) has no argument 'deltas'\. Did you mean delta\?$"):
         build_manifest().calibration(deltas=0.1)  # type: ignore[call-arg]

@@ -172,8 +172,8 @@ def test_guarantee_says_what_holds() -> None:
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: pathlib.Path) -> None:
-    """A missing file is an OSError, unlike an untrustworthy one."""
-    with pytest.raises(FileNotFoundError, match=r"absent\.json"):
+    """A missing file is an OSError, unlike an untrustworthy one, and its message says what to name."""
+    with pytest.raises(FileNotFoundError, match=r"^manifest .*absent\.json: no such file\. Name the manifest\.json of"):
         read_manifest(tmp_path / "absent.json")
 
 

@@ -2,10 +2,13 @@
 
 import dataclasses
 import pathlib
+import re
 from typing import Any, cast
 
 import pytest
 
+from calm_beam.calibration.guarantee import Guarantee
+from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.reading import seqio_name
 from calm_beam.options import OptionError, Options, option, options_of, switch
 from calm_beam.options.groups import DataSource, Decoding, Engine, ExitGrid, Failures, Memory, OneRule, PrecisionOptions
@@ -134,6 +137,9 @@ def test_what_groups_come_to() -> None:
         ("--size=3 is small.", "size=3 is small."),
         ("--size /a/b: is --other=2 --milks", "size /a/b: is --other=2 --milks"),
         ("--syrup: expected x, got y", "syrup: expected x, got y"),
+        ("Name it: --syrup=my_syrups:maple.", "Name it: syrup='my_syrups:maple'."),
+        ("--syrup=gs://b/nut,gs://b/oat: no such file", "syrup='gs://b/nut,gs://b/oat': no such file"),
+        ("Name it: --syrup=nut (syrup= in Python).", "Name it: syrup='nut'."),
     ],
 )
 def test_messages_call_options_as_python_does(flags: str, arguments: str) -> None:
@@ -162,3 +168,15 @@ def test_a_decoder_is_told_all_of_one_group() -> None:
 
     asked = {"batch_size": 4, "max_cache_tokens": None, "model_parallelism": 1, "engine": "xla", "exit_head": "exact"}
     assert Task(batch_size=4, engine="xla", exit_head="exact").asked_of_decoder() == asked
+
+
+def test_a_function_in_place_of_its_name() -> None:
+    """A function given as a metric or a measure is answered with the name to give instead."""
+    named = re.escape(f"got the function itself. Name it: '{__name__}:test_groups_check_what_concerns_them_alone'.")
+    function = cast(Any, test_groups_check_what_concerns_them_alone)
+    with pytest.raises(ValueError, match=f"^metric must be a name, {named}"):
+        Guarantee("textual", function, delta=0.1)
+    with pytest.raises(ValueError, match=f"^confidence must be a name, {named}"):
+        ExitRule(confidence=function)
+    with pytest.raises(OptionError, match=f"^--confidence: .*{named}"):
+        OneRule(confidence=function)

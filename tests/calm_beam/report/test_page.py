@@ -17,9 +17,12 @@ from calm_beam.evaluation.flops import (
     shares_of_operations,
 )
 from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs.vocabularies import ChatRecord, VocabularyRecord
 from calm_beam.report import LARGEST_PAGE, ReportError, StoredOutputs, build_page, read_calibrated
 from calm_beam.report import page as page_module
+from calm_beam.report.page import facts
 from calm_beam.report.promise import operations_in_words
+from tests.calm_beam.manifest.builders import build_manifest
 from tests.calm_beam.report.builders import (
     GRID,
     NUM_LAYERS,
@@ -55,6 +58,20 @@ def _page(folder: pathlib.Path, **changes: Any) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A calibration of thirty examples."""
     return write_calibration(tmp_path_factory.mktemp("page") / "out", random_generations(30))
+
+
+def test_chats_are_among_the_facts() -> None:
+    """The facts of a report name the chat template and the system message, or say that there is none."""
+    plain = dict(facts(build_manifest(vocabulary=None)))
+    assert plain["Chat template"] == "none"
+    assert "System message" not in plain
+    for system, words in ((None, "none"), ("Be brief.", "'Be brief.'")):
+        chat = ChatRecord(template="{{ messages }}" * 100, tokens={}, system=system)
+        vocabulary = VocabularyRecord(fingerprint=f"sha256:{'1' * 64}", extra_ids=0, chat=chat)
+        found = dict(facts(build_manifest(vocabulary=vocabulary)))
+        assert found["Chat template"].startswith("{{ messages }}{{")
+        assert len(found["Chat template"]) == 200
+        assert found["System message"] == words
 
 
 def test_the_page_shows_what_is_stored(folder: pathlib.Path) -> None:

@@ -57,6 +57,7 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
     assert "All 8 hold together with probability at least 96\u00a0%" in text
     assert "one for all examples together may be broken for some of the groups." in text
     assert page.count('<figure class="panel">') == 7
+    assert re.search(r'id="made">\d{4}-\d\d-\d\d \d\d:\d\d UTC<', page), "as on other pages"
     assert "<dt>Order</dt><dd><bdi>8bit, 6bit, 4bit, 3bit</bdi></dd>" in page
     assert "secret/losses.csv" in text
     # With the slash, since a digest may contain the name.

@@ -297,8 +297,19 @@ def test_a_choice_is_taken_whole() -> None:
     assert Generator.from_manifest(manifest, _CHECKPOINT, choice=choice, metric="exact_match").entry == entries[2]
     with pytest.raises(ManifestError, match="tail is for manifests of kind settings"):
         Generator.from_manifest(manifest, _CHECKPOINT, delta=0.1, tail=0.3)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'tails'"):
+    with pytest.raises(TypeError, match=r"^from_manifest\(\) has no argument 'tails'\. Did you mean tail\?$"):
         Generator.from_manifest(manifest, _CHECKPOINT, tails=0.3)  # type: ignore[call-arg]
+
+
+def test_an_output_that_was_cut_says_so(generator: Generator) -> None:
+    """The reason is `stop` only where the output ends with an end token; else it has the greatest length."""
+    answers = [generator.generate([token, 9, 1]) for token in range(3, 30)]
+    reasons = {answer.finish_reason for answer in answers}
+    for answer in answers:
+        is_cut = answer.tokens[-1] not in generator.end_ids
+        assert answer.finish_reason == ("length" if is_cut else "stop")
+        assert not is_cut or len(answer.tokens) == STEPS
+    assert reasons == {"stop", "length"}
 
 
 def test_answers_are_plain_values(generator: Generator) -> None:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from calm_beam.exits.measures import Measure, Need
 
@@ -57,6 +58,14 @@ def breaks(logits: jax.Array) -> jax.Array:
     raise KeyError("missing")
 
 
+def in_numpy(logits: jax.Array) -> np.ndarray:
+    """Computes with NumPy, which cannot be traced."""
+    return np.max(np.asarray(logits), axis=-1)
+
+
+BAD_CHANGE = Measure(
+    name="bad", meaning="a number for each part of a state", needs=Need.STATES, confidence=lambda state, below, _: state
+)
 CHEAT = Measure(
     name="cheat", meaning="looks at the last layer", needs=Need.LAST_TOKEN, confidence=lambda logits, last: last
 )

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -16,7 +17,15 @@ from calm_beam.decoding.branches import Branch, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.evaluation.flops import DecoderSizes, flops_appendix_b
-from calm_beam.exits.measures import MeasureError, check_may_run, check_named, is_own, measure_named, source_digest
+from calm_beam.exits.measures import (
+    MeasureError,
+    check_may_run,
+    check_named,
+    check_traces,
+    is_own,
+    measure_named,
+    source_digest,
+)
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_checkpoint, build_config, build_prompts
 from tests.calm_beam.exits.measures import own_measures
@@ -79,6 +88,33 @@ def test_functions_that_fail(name: str, message: str) -> None:
     """Errors of a function are reported with its name."""
     with pytest.raises(MeasureError, match=message):
         measure_named(f"{_MODULE}:{name}").confidence(jnp.zeros((2, 8)))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("of_one_number", r"returned shape \(\) for \(2, 32\), expected \(2,\): one number for each row\.$"),
+        ("breaks", r"failed with KeyError: 'missing'\.$"),
+        ("in_numpy", r"failed with TracerArrayConversionError: .*\. JAX traces the function: compute with jax\.numpy"),
+        ("BAD_CHANGE", r"returned shape \(2, 16\) for \(2, 16\), expected \(2,\)"),
+    ],
+)
+def test_a_measure_is_tried_before_anything_is_decoded(name: str, message: str) -> None:
+    """A function that fails on made-up rows is refused with its name, its file and the reason in one line."""
+    named = f"{_MODULE}:{name}"
+    beginning = re.escape(f'confidence "{named}" in {own_measures.__file__}: ')
+    with pytest.raises(MeasureError) as caught:
+        check_traces(named, measure_named(named), width=16, vocab_size=32)
+    # Without JAX's notes.
+    said = str(caught.value)
+    assert re.match(beginning + message, said), said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["largest_logit", "small_change", "MARGIN", "CHANGE", "SCORE"])
+def test_a_good_measure_passes_the_trial(name: str) -> None:
+    """Measures of logits, states and scores pass."""
+    check_traces(f"{_MODULE}:{name}", measure_named(f"{_MODULE}:{name}"), width=16, vocab_size=32)
 
 
 def test_another_source_is_refused() -> None:

@@ -189,7 +189,7 @@ def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
     sweep = source.sweep
     declared = _declared_costs(request, source)
     plan = SettingPlan(
-        tests=request.tests(groups=_groups(request, sweep.groups), losses=sweep.losses.size),
+        tests=request.tests(groups=_groups(request, sweep.groups), losses=sweep.losses.size, metric=source.metric),
         order=settled_order(
             sweep,
             order=listed(request.order) or (None if request.order_by else source.listed),

@@ -85,8 +85,14 @@ def test_what_may_prove_more(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
         assert " cost " not in printed
         if is_below:
             assert '8bit": its mean loss 0.0500 is below delta 0.06, but p = ' in printed
-            (command,) = re.findall(r"calm-beam (plan --delta=0\.06 --epsilon=0\.05 --risk_guess=0\.05)", printed)
-            assert main(command.split()) == 0
+            assert "if all of them are fresh" in printed
+            (command,) = re.findall(
+                r"^  calm-beam (plan --delta=0\.06 --epsilon=0\.05 --risk_guess=0\.05 --p_value=star_bets)$",
+                printed,
+                re.MULTILINE,
+            )
+            # A tenth of the usual simulations, for a shorter test.
+            assert main([*command.split(), "--replications=100"]) == 0
             capsys.readouterr()
 
 
@@ -154,6 +160,31 @@ def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pyt
     capsys.readouterr()
     assert main(["inspect", str(output)]) == 0
     assert "Losses: exact_match,strict-match of gsm8k (a higher score is better), against" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("metric", "flags", "p_value"),
+    [
+        ("exact_match", ["--loss=relu"], "exact_binomial"),
+        ("exact_match", ["--loss=signed"], "star_bets"),
+        ("exact_match", ["--loss=relu", "--cluster_key=doc.passage"], "star_bets"),
+        ("f1", ["--loss=relu"], "star_bets"),
+    ],
+)
+def test_the_default_for_metrics_of_0_and_1(
+    metric: str, flags: list[str], p_value: str, tmp_path: pathlib.Path
+) -> None:
+    """Losses known by their metric to be 0 or 1 are tested by the exact binomial; others, and clusters, are not."""
+    runs = [
+        write_lm_eval(tmp_path / name, {"none": [float(index >= wrong) for index in range(300)]}, metric=metric)
+        for name, wrong in (("a", 0), ("b", 1))
+    ]
+    asked = [f"--baseline={runs[0]}", f"--candidates={runs[1]}", "--delta=0.02", f"--output={tmp_path / 'out'}"]
+    assert main(["certify", *asked, *flags]) == 0
+    (entry,) = read_setting_manifest(tmp_path / "out" / "manifest.json").calibrations
+    assert entry.p_value == p_value
+    if p_value == "exact_binomial":
+        assert entry.setting == "b"
 
 
 def test_the_cost_of_the_baseline(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

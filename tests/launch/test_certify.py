@@ -68,6 +68,10 @@ def test_several_promises_of_which_each_holds_alone(losses: pathlib.Path, capsys
     assert alone not in printed
     for entry in manifest.calibrations:
         assert re.search(rf"given +{entry.delta:g}.* {entry.path_level:.4g} ", printed)
+    # One probability, that of all together, and no key of the manifest.
+    assert set(re.findall(r"probability (?:at least )?([\d.]+) %", printed)) == {"95"}
+    assert "_epsilon" in manifest.guarantee
+    assert "_epsilon" not in printed
 
 
 def test_what_may_prove_more(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,10 @@ def test_outputs_are_certified_and_verified(
     assert main(["certify", *asked]) == 0
     manifest = read_setting_manifest(output / "manifest.json")
     assert manifest.calibrations[0].setting == "4"
-    assert "decoded elsewhere, by what its user calls cut 1" in capsys.readouterr().out.replace("\n", " ")
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "decoded elsewhere, by what its user calls cut 1" in printed
+    assert "Tests: star_bets of dissimilarity losses." in printed
+    assert "given" not in printed
     assert main(["inspect", str(output)]) == 0
     said = capsys.readouterr().out
     assert "Decoded elsewhere, by cut 1." in said

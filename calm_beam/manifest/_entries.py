@@ -508,7 +508,7 @@ _KEYS_IN_WORDS = (
 
 
 def without_keys(guarantee: str) -> str:
-    """Returns the promise of a manifest in words for people who do not see its keys."""
+    """Returns the promise of a manifest for terminals, where its keys are not seen."""
     for key, words in _KEYS_IN_WORDS:
         guarantee = guarantee.replace(key, words)
     return guarantee

@@ -461,7 +461,7 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
 def _choices(manifest: SettingManifest) -> Table:
     """Returns the table of chosen settings, one line per calibration."""
     title, joint = "Last setting proved to lose at most delta", manifest.plan.joint_epsilon
-    # What holds of one entry alone, of several that hold together, is not what was asked for.
+    # Of entries that hold together, the epsilon that was asked for, and not the share of one of them.
     errors = set(map(manifest.error_of, manifest.calibrations)) if joint is None else {joint}
     if len(errors) == 1:
         together = "" if joint is None else "all together with "

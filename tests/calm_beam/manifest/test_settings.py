@@ -248,7 +248,7 @@ def test_which_scores_are_better() -> None:
 @pytest.mark.parametrize("hands_on", [True, False])
 @pytest.mark.parametrize("most_confirmed", [0, 1, 3])
 def test_a_promise_without_keys(kind: str, hands_on: bool, most_confirmed: int) -> None:
-    """What terminals print of a joint promise names no key of the manifest, and leaves out no other word."""
+    """Terminals print a joint promise without keys of the manifest; a promise of entries alone is printed as stored."""
     stored = guarantee_in_words(kind=kind, joint_epsilon=0.1, hands_on=hands_on, most_confirmed=most_confirmed)
     shown = without_keys(stored)
     assert "_epsilon" not in shown

@@ -94,7 +94,7 @@ def test_an_instruct_model(place: pathlib.Path) -> None:
     asked = [{"role": "user", "content": f"w{index} w{index + 3} w4"} for index in range(12)]
     answers = [{"role": "assistant", "content": f"w{index + 1}"} for index in range(12)]
     write_rows(place / "questions.jsonl", [{"messages": [each]} for each in asked])
-    for name in ("chats", "train-0", "fresh"):
+    for name in ("chats", "first", "train-0", "fresh"):
         write_rows(place / f"{name}.jsonl", [{"messages": list(pair)} for pair in zip(asked, answers, strict=True)])
     for command in own_commands(_DOCS / "llm.md"):
         if command[0] != "serve":

@@ -155,7 +155,7 @@ class Order(Options):
     )
     costs: str | Mapping[str, float] | Sequence[tuple[str, float]] | None = option(
         None,
-        "what settings cost, as NAME=NUMBER,...; default: the column cost",
+        "what settings cost, as NAME=NUMBER,..., the baseline too if you like; default: the column cost",
         kind=Kind(_read_costs, _take_costs, name="costs by setting", is_list=True, is_mapping=True),
     )
 

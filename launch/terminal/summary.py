@@ -388,11 +388,22 @@ _TESTS_PER_TABLE = 4
 _OF_OUTPUTS = "dissimilarity"
 
 
-def print_certification(manifest: SettingManifest, rows: "Sequence[Sequence[SettingRow]]") -> None:
-    """Prints the risk of every setting, the chosen settings, and what they promise."""
+def print_certification(
+    manifest: SettingManifest,
+    rows: "Sequence[Sequence[SettingRow]]",
+    *,
+    baseline: tuple[str, float | None] | None = None,
+) -> None:
+    """Prints the risk of every setting, the chosen settings, and what they promise.
+
+    Args:
+      manifest: The result.
+      rows: The outcome of every test for every setting.
+      baseline: Name of the setting that losses are relative to, and its cost if known; None if there is none.
+    """
     console = PlainConsole()
     console.print(headline_of_settings(manifest))
-    for table in _risk_tables(rows):
+    for table in _risk_tables(rows, baseline=baseline):
         console.print(table)
     print_choices(console, manifest)
     if plans := plans_in_words(manifest.earlier_plans, of="losses"):
@@ -433,7 +444,7 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     return printable_line(f"{len(kept)} of {counted(len(entries), 'promise')} proved, {probability}: {named}.")
 
 
-def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
+def _risk_tables(rows: "Sequence[Sequence[SettingRow]]", *, baseline: tuple[str, float | None] | None) -> list[Table]:
     """Returns tables of risks, one line a setting; a column for each group and loss, whatever delta and epsilon."""
     by_loss = {(of_test[0].group, of_test[0].tail): of_test for of_test in reversed(rows)}
     columns = list(reversed(by_loss.items()))
@@ -448,6 +459,12 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
         for (group, tail), _ in part:
             name = printable_line(group) or "all"
             table.add_column(name if tail is None else f"{name}\nshare > {tail:g}", justify="right", overflow="fold")
+        if baseline is not None:
+            name, cost = baseline
+            # Against itself it loses nothing.
+            table.add_row(
+                f"{printable_line(name)} (baseline)", *((_cost(cost),) if has_costs else ()), *(["0"] * len(part))
+            )
         for lines in zip(*(of_test for _, of_test in part), strict=True):
             table.add_row(
                 printable_line(lines[0].setting),

@@ -192,14 +192,23 @@ def test_the_default_for_metrics_of_0_and_1(
 
 
 def test_the_cost_of_the_baseline(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A cost of the baseline is refused with the reason; another missing cost has another."""
+    """The baseline has a row of loss 0, with its cost if that is declared; costs of other settings are refused."""
     runs = [write_helm(tmp_path / name, [1.0] * 100) for name in ("bf16", "int8")]
     flags = [f"--baseline={runs[0]}", f"--candidates=int8={runs[1]}", "--metric=exact_match", "--delta=0.1"]
-    for costs, is_more in (("bf16=16,int8=8", True), ("int4=4", False)):
+    for costs in ("int4=4", "fp32=32,int8=8"):
         assert main(["certify", *flags, f"--costs={costs}", f"--output={tmp_path / 'out'}"]) == 2
         error = capsys.readouterr().err
         assert "--costs must name every setting once: the settings are int8" in error
-        assert ("The baseline is not tested: leave its cost out." in error) == is_more
+        assert "The baseline, bf16, may be added to them." in error
+    for costs, cost in (("int8=8", ""), ("bf16=16,int8=8", "16")):
+        assert main(["certify", *flags, f"--costs={costs}", f"--output={tmp_path / 'out'}", "--overwrite"]) == 0
+        assert re.search(
+            rf"^ bf16 \(baseline\) +{cost} +0 *\n int8 +8 +0.0000 *$", capsys.readouterr().out, re.MULTILINE
+        )
+        manifest = read_setting_manifest(tmp_path / "out" / "manifest.json")
+        assert [(setting.name, setting.cost) for setting in manifest.settings] == [("int8", 8)]
+    assert main(["certify", *flags, f"--output={tmp_path / 'out'}", "--overwrite"]) == 0
+    assert re.search(r"^ bf16 \(baseline\) +0 *$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_lower_is_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Outputs of an external decoder are certified and verified as losses and scores are."""
 
 import pathlib
+import re
 import shlex
 from typing import Any
 
@@ -50,6 +51,8 @@ def test_outputs_are_certified_and_verified(
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "decoded elsewhere, by what its user calls cut 1" in printed
     assert "Tests: star_bets of dissimilarity losses." in printed
+    # A word costs 1, and texts have one to eight words.
+    assert re.search(r" all \(baseline\) +4.42 +0 ", printed)
     assert "given" not in printed
     assert main(["inspect", str(output)]) == 0
     said = capsys.readouterr().out

@@ -30,6 +30,7 @@ from calm_beam.manifest import (
     rounds_in_words,
     served_in_words,
     unseen_in_words,
+    without_keys,
 )
 from calm_beam.manifest.plan_list import GENERATIONS, PLANS, PlanList
 from calm_beam.options import Options, again, options_of
@@ -226,7 +227,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         console.print(printable_line(line))
     if manifest.plan is not None:
         console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
-    console.print(printable_line(manifest.guarantee))
+    console.print(printable_line(without_keys(manifest.guarantee)))
 
 
 def _form_in_words(manifest: Manifest | SettingManifest) -> str:
@@ -268,7 +269,7 @@ def _describe_external(console: PlainConsole, manifest: SettingManifest) -> None
     )
     print_choices(console, manifest)
     console.print(f"Plan that the run started with: {plan.digest}", soft_wrap=True)
-    console.print(printable_line(manifest.guarantee))
+    console.print(printable_line(without_keys(manifest.guarantee)))
 
 
 def _describe_plans(console: PlainConsole, manifest: Manifest | SettingManifest, *, path: str) -> None:

@@ -16,7 +16,7 @@ from tests.calm_beam.inputs.losses.builders import write_lm_eval
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
 from tests.page_runs import CONFIG, run, run_shortened, shortened, write_checkpoint, write_place
 from tests.pipelines import write_rows
-from tests.snippets import ROOT, own_commands
+from tests.snippets import ROOT, blocks, own_commands
 
 _DOCS = ROOT / "docs"
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ def test_an_instruct_model(place: pathlib.Path) -> None:
     asked = [{"role": "user", "content": f"w{index} w{index + 3} w4"} for index in range(12)]
     answers = [{"role": "assistant", "content": f"w{index + 1}"} for index in range(12)]
     write_rows(place / "questions.jsonl", [{"messages": [each]} for each in asked])
-    for name in ("chats", "train-0", "fresh"):
+    for name in ("chats", "first", "train-0", "fresh"):
         write_rows(place / f"{name}.jsonl", [{"messages": list(pair)} for pair in zip(asked, answers, strict=True)])
     for command in own_commands(_DOCS / "llm.md"):
         if command[0] != "serve":
@@ -145,39 +145,46 @@ def _add_tensor(folder: pathlib.Path, name: str, tensors: dict[str, np.ndarray])
     safetensors.numpy.save_file({**tensors, name: np.zeros((3, 3), np.float32)}, path)
 
 
-def _write_losses(settings: dict[str, float], ids: list[str]) -> None:
+def _write_evaluated(settings: dict[str, float], ids: list[str]) -> None:
     """Writes losses of 0 and 1, given each setting's probability of loss."""
     generator = np.random.default_rng(0)
-    lines = ["id,setting,loss,cost,topic"]
-    for place, name in enumerate(ids):
-        topic = "code" if place % 2 else "chat"
+    lines = ["id,setting,loss"]
+    for name in ids:
         for setting, wrong in settings.items():
-            lines.append(f"{name},{setting},{int(generator.random() < wrong)},{setting.removesuffix('bit')},{topic}")
-    pathlib.Path("losses-0.csv").write_text("\n".join(lines) + "\n")
+            lines.append(f"{name},{setting},{int(generator.random() < wrong)}")
+    pathlib.Path("evaluated-0.csv").write_text("\n".join(lines) + "\n")
 
 
-def test_about_losses_of_others(place: pathlib.Path) -> None:
-    """Losses in tables, logs of an evaluation, and rounds that end when enough is proved are certified."""
+def test_about_losses_of_others(
+    place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Losses in tables, logs of an evaluation, and rounds that end when enough is proved are certified.
+
+    The page shows what its first command prints of the losses that its first code block makes.
+    """
+    page = _DOCS / "certify.md"
     # The sweep of the page on external decoders is certified there.
-    commands = [command for command in own_commands(_DOCS / "certify.md") if "--outputs" not in " ".join(command)]
+    commands = [command for command in own_commands(page) if "--outputs" not in " ".join(command)]
     from_losses, from_logs, first_round, next_round = commands
-    ids = [f"e{number}" for number in range(1000)]
-    _write_losses({"16bit": 0.0, "8bit": 0.0, "4bit": 0.02}, ids)
+    exec(compile(blocks(page, "python")[0], str(page), "exec"), {})
+    monkeypatch.setenv("COLUMNS", "80")
+    capsys.readouterr()
     run(from_losses)
-    shutil.rmtree("certification")
+    printed = capsys.readouterr()
+    shown = "".join(f"{line.rstrip()}\n" for line in (printed.err.splitlines()[:1] + printed.out.splitlines()))
+    assert f"```\n{shown.partition('All calibration entries')[0]}```" in page.read_text(encoding="utf-8")
 
     for name, wrong in (("bf16", 10), ("int8", 12), ("int4", 200)):
         write_lm_eval(place / "runs" / name, {"strict-match": [float(number >= wrong) for number in range(1000)]})
     run(from_logs)
-    shutil.rmtree("certification")
 
+    ids = [f"e{number}" for number in range(1000)]
     pathlib.Path("ids.txt").write_text("".join(f"{name}\n" for name in ids))
-    pathlib.Path("losses-0.csv").unlink()
     run(first_round)
-    told = pathlib.Path("certification", "next_ids.txt")
+    told = pathlib.Path("rounds", "next_ids.txt")
     evaluated: list[str] = []
-    while not pathlib.Path("certification", "manifest.json").exists():
+    while not pathlib.Path("rounds", "manifest.json").exists():
         evaluated += told.read_text().split()
-        _write_losses({"16bit": 0.0, "8bit": 0.0, "6bit": 0.01, "4bit": 0.3}, evaluated)
+        _write_evaluated({"16bit": 0.0, "8bit": 0.0, "6bit": 0.01, "4bit": 0.3}, evaluated)
         run(next_round)
     assert len(evaluated) < len(ids)

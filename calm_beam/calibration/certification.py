@@ -55,6 +55,7 @@ class SettingGuarantees:
       epsilons: Allowed probabilities of error; one if joint.
       tails: Bounds t of tail tests: at most a share delta of examples may lose more than t. They add to mean tests.
       loss: Kind of loss: `given`, `signed` or `relu`.
+      is_binary: Whether the metric is known beforehand to score 0 or 1.
       p_value: Test of one setting; None takes the default for the losses (`calm_beam.calibration.guarantee`).
       procedure: How several settings are tested.
       joint: Whether all must hold together. Each then gets an equal share of epsilon (Bonferroni).
@@ -66,6 +67,7 @@ class SettingGuarantees:
     epsilons: Sequence[float]
     tails: Sequence[float] = ()
     loss: str = "given"
+    is_binary: bool = False
     p_value: str | None = None
     procedure: str = "fixed_sequence"
     joint: bool = False
@@ -121,9 +123,10 @@ class SettingGuarantees:
         if self.watched:
             # The only p-value that may be watched.
             return "signed_mixture"
+        is_signed = tail is None and self.loss == "signed"
         return default_p_value(
-            is_binary=tail is not None and not self.clustered,
-            is_signed=tail is None and self.loss == "signed",
+            is_binary=(tail is not None or (self.is_binary and not is_signed)) and not self.clustered,
+            is_signed=is_signed,
             is_kept=is_kept,
         )
 

@@ -110,7 +110,6 @@ def default_p_value(*, is_binary: bool, is_signed: bool, is_kept: bool) -> str:
     Args:
       is_binary: Whether the loss of every independent unit is known beforehand to be 0 or 1: a tail loss, or the loss
         of a metric that is declared binary. Means over clusters are not.
-        metric that says so. Means over clusters are not.
       is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
       is_kept: Whether every single loss may be kept: see `are_kept`.
 

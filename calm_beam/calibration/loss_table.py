@@ -38,7 +38,7 @@ class LossTable:
       losses: float64, shape (examples, settings).
       groups: Group of each example; None if groups were not asked for.
       clusters: Cluster of each example; None if clusters were not asked for.
-      costs: Mean cost of each setting whose rows give costs.
+      costs: Mean cost of each setting whose rows give costs; of outputs, that of the reference setting too.
       constant_costs: Settings whose rows all give the same cost.
       fingerprints: By setting, a fingerprint of examples and losses that does not depend on their order.
       decoder: Decoder of the outputs that were scored; None where losses or scores were given.
@@ -342,7 +342,7 @@ class SweptSettings:
           OutputsError: If a shard is damaged, or differs from the one that was marked as complete.
         """
         rows: list[LossRow] = []
-        costs: dict[str, list[float]] = {name: [] for name in self.tested}
+        costs: dict[str, list[float]] = {name: [] for name in self.job.settings}
         duplicates, contrast, metrics = 0, Contrast(), {objective.metric: metric}
         for generation in self._generations():
             duplicates += generation.duplicate
@@ -351,11 +351,12 @@ class SweptSettings:
             )
             contrast = Contrast.merged((contrast, scored.contrast))
             example, losses = generation.example, scored.losses[0].tolist()
-            for place, (name, loss) in enumerate(zip(self.tested, losses, strict=True), start=1):
-                group, cluster = example.group if has_groups else None, example.cluster if has_clusters else None
+            group, cluster = example.group if has_groups else None, example.cluster if has_clusters else None
+            for name, loss in zip(self.tested, losses, strict=True):
                 rows.append(LossRow(example.id, name, loss / LOSS_SCALE, None, group, cluster))
-                if generation.outputs and (cost := generation.outputs[place].cost) is not None:
-                    costs[name].append(cost)
+            for name, output in zip(self.job.settings, generation.outputs, strict=False):
+                if output.cost is not None:
+                    costs[name].append(output.cost)
         contrast.check([objective], metrics.__getitem__)
         answered = self.finished.examples - self.finished.failed
         for name, told in costs.items():

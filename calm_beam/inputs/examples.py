@@ -59,8 +59,8 @@ class Turns:
         roles = [role for role, _ in said]
         if any(role in ("system", "developer") for role in roles):
             raise ValueError(
-                f"{CHAT} has a {roles[0]} message. Pass the text that every chat begins with once, as --system, not in "
-                "rows"
+                f"{CHAT} has a {roles[0]} message. Leave it out: the text that every chat begins with is given once, "
+                "with --system, and a manifest puts its own before every chat"
             )
         if not roles or any(role != _ROLES[place % 2] for place, role in enumerate(roles)):
             raise ValueError(f"{CHAT} are of {', '.join(roles) or 'nobody'}; {_EXPECTED}")

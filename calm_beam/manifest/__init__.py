@@ -38,6 +38,7 @@ from ._entries import SettingStep as SettingStep
 from ._entries import elsewhere_in_words as elsewhere_in_words
 from ._entries import guarantee_in_words as guarantee_in_words
 from ._entries import with_words as with_words
+from ._entries import without_keys as without_keys
 from ._manifest import SCHEMA as SCHEMA
 from ._manifest import SCHEMAS as SCHEMAS
 from ._manifest import Manifest as Manifest

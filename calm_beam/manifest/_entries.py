@@ -498,6 +498,22 @@ def guarantee_in_words(
     return promise
 
 
+# Keys of an entry, which `guarantee_in_words` names for readers of a manifest, as words for readers of a terminal.
+_KEYS_IN_WORDS = (
+    ("An entry without a tested_epsilon or confirming_epsilon holds", "An entry that was handed none of it holds"),
+    ("An entry without a tested_epsilon holds", "An entry that was handed none of it holds"),
+    ("one with it was tested at that level, and holds", "one that was handed some was tested at more, and holds"),
+    (", or its confirming_epsilon where it has one", ", or that of its confirmation"),
+)
+
+
+def without_keys(guarantee: str) -> str:
+    """Returns the promise of a manifest for terminals, where its keys are not seen."""
+    for key, words in _KEYS_IN_WORDS:
+        guarantee = guarantee.replace(key, words)
+    return guarantee
+
+
 def elsewhere_in_words(decoder: str) -> str:
     """Returns a sentence on what a promise is about, for a user's decoder of this name."""
     return (

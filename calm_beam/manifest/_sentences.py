@@ -241,8 +241,9 @@ def more_may_do_in_words(manifest: SettingManifest) -> str:
         sentences.append(
             f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is below delta {entry.delta:g}, but "
             f"p = {p_value_beside(last.p_value, entry.path_level)} exceeds {entry.path_level:.4g}. More {of}s may "
-            f"prove it: calm-beam plan --delta={entry.delta:g} --epsilon={entry.path_level:.4g} --risk_guess={guess} "
-            "says how many are likely to do."
+            "prove it, if all of them are fresh. This says how many are likely to do:\n"
+            f"  calm-beam plan --delta={entry.delta:g} --epsilon={entry.path_level:.4g} --risk_guess={guess} "
+            f"--p_value={entry.p_value}"
         )
     return "\n".join(sentences)
 

@@ -65,6 +65,7 @@ def train(
     end_id: int | None = None,
     score: GenerationScore | None = None,
     on_start: Callable[[], None] | None = None,
+    on_first_steps: Callable[[int], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_save: Callable[[SavedState], None] | None = None,
     resume_from: SavedState | None = None,
@@ -85,6 +86,8 @@ def train(
       end_id: End token of every target; None for the first of the model's end-of-sequence ids.
       score: The score for comparing models; None compares the loss of the last layer.
       on_start: Called after all checks and loading `resume_from`, before the first step.
+      on_first_steps: Called with 0 once the first step of this process is compiled, and with 1 and 2 when so many steps
+        of it are done: forecasts need no more, and waiting for every step would slow a run down.
       on_progress: Called every `config.progress_every` steps, at every validation, and after the last step.
       on_save: Called with the state every `config.save_every` steps, except after the last.
       resume_from: A state of this same run to resume from.
@@ -155,6 +158,7 @@ def train(
                 gradients=gradients,
             )
         losses.append(loss)
+        _tell_first(step - done, on_first_steps, awaited=(loss, parameters))
         target_tokens += batch.num_target_tokens
         is_last = step == config.steps
         validates = is_last or _is_due(step, config.validate_every)
@@ -186,6 +190,16 @@ def train(
                 )
             )
     return best or TrainedModel(step=config.steps, arrays=_fetch(parameters), validation=None)
+
+
+def _tell_first(step: int, on_first_steps: Callable[[int], None] | None, *, awaited: Any) -> None:
+    """Reports one of the first two steps of a process, which is awaited."""
+    if on_first_steps is None or step > 2:
+        return
+    if step == 1:
+        on_first_steps(0)
+    jax.block_until_ready(awaited)
+    on_first_steps(step)
 
 
 def _layers_of_loss(config: TrainingConfig, num_layers: int, *, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""`calm-beam certify`: proves which settings of a sweep made elsewhere lose at most delta.
+r"""`calm-beam certify`: proves which settings of a sweep made elsewhere lose at most delta.
 
     calm-beam certify --losses='losses-*.parquet' --order=8bit,6bit,4bit --delta=0.05 --output=certification
 
@@ -6,12 +6,13 @@ reads a table with one row per example and setting. Its columns are `id`, `setti
 group and a cluster. A setting can be any knob: bits of a quantised model, a thinking budget, an exit threshold of
 another stack.
 
-    calm-beam certify --baseline=runs/full --candidates=int8=runs/int8,int4=runs/int4 --task=gsm8k --delta=0.02
+    calm-beam certify --baseline=runs/full --candidates=int8=runs/int8,int4=runs/int4 --task=gsm8k \
+        --metric=exact_match,strict-match --delta=0.02
 
-reads the scores of single examples that lm-evaluation-harness (`--log_samples`), lighteval, inspect and HELM log. The
-loss is how much worse a candidate's score is than the baseline's. Whether higher or lower scores are better is read
-from the logs, from files next to them or from the metric's name; else `--direction` says it. Candidates are tested in
-the order in which they are listed.
+reads the scores of single examples that lm-evaluation-harness (`--log_samples`), lighteval, inspect and HELM log. Where
+a task has one metric with one filter, `--metric` may be left out. The loss is how much worse a candidate's score is
+than the baseline's. Whether higher or lower scores are better is read from the logs, from files next to them or from
+the metric's name; else `--direction` says it. Candidates are tested in the order in which they are listed.
 
     calm-beam certify --outputs=swept --metric=rouge_l_unicode --delta=0.05
 

@@ -107,7 +107,7 @@ class WholeSweep:
       earlier: The result that it holds now.
       source: The losses.
       plan: The hypotheses to test.
-      costs: Costs of settings, if known.
+      costs: Costs of settings and of the baseline, if known.
     """
 
     output: str
@@ -189,7 +189,7 @@ def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
     sweep = source.sweep
     declared = _declared_costs(request, source)
     plan = SettingPlan(
-        tests=request.tests(groups=_groups(request, sweep.groups), losses=sweep.losses.size),
+        tests=request.tests(groups=_groups(request, sweep.groups), losses=sweep.losses.size, metric=source.metric),
         order=settled_order(
             sweep,
             order=listed(request.order) or (None if request.order_by else source.listed),
@@ -246,9 +246,8 @@ def _declared_costs(request: CertifyRequest, source: Source) -> dict[str, float]
         return {}
     if source.sweep.costs:
         raise UsageError("--costs and the column cost both say what settings cost: leave one of them out.")
-    if set(declared) != set(source.sweep.settings):
-        has_more = source.baseline is not None and set(declared) > set(source.sweep.settings)
-        hint = " The baseline is not tested: leave its cost out." if has_more else ""
+    if set(declared) - {source.reference} != set(source.sweep.settings):
+        hint = "" if source.reference is None else f" The baseline, {source.reference}, may be added to them."
         raise UsageError(
             f"--costs must name every setting once: the settings are {', '.join(source.sweep.settings)}, it names "
             f"{', '.join(declared)}.{hint}"

@@ -15,7 +15,7 @@ from calm_beam.calibration.guarantee import MOST_KEPT_LOSSES
 from calm_beam.errors import UsageError
 from calm_beam.inputs.losses import DIRECTIONS
 from calm_beam.manifest import CONSISTENCIES, SettingTest
-from calm_beam.metrics.registry import DEFAULT_METRIC
+from calm_beam.metrics.registry import DEFAULT_METRIC, is_binary
 from calm_beam.options import Options, again, listed, option, options_of, switch
 from calm_beam.options.groups import Telling, Tolerances
 from calm_beam.options.kinds import (
@@ -155,7 +155,7 @@ class Order(Options):
     )
     costs: str | Mapping[str, float] | Sequence[tuple[str, float]] | None = option(
         None,
-        "what settings cost, as NAME=NUMBER,...; default: the column cost",
+        "what settings cost, as NAME=NUMBER,..., the baseline too if you like; default: the column cost",
         kind=Kind(_read_costs, _take_costs, name="costs by setting", is_list=True, is_mapping=True),
     )
 
@@ -199,9 +199,9 @@ class Tests(Options):
 
     p_value: str | None = option(
         None,
-        "test of one setting; default: signed_mixture with --sequential; else exact_binomial for tails; else "
-        f"star_bets for up to {MOST_KEPT_LOSSES:,} losses (examples x settings x entries); else signed_mixture for "
-        "signed losses, and hoeffding_bentkus",
+        "test of one setting; default: signed_mixture with --sequential; else exact_binomial for tails, and for "
+        f"exact_match of scores and outputs unless its loss is signed; else star_bets for up to {MOST_KEPT_LOSSES:,} "
+        "losses (examples x settings x entries); else signed_mixture for signed losses, and hoeffding_bentkus",
         choices=tuple(P_VALUES),
     )
     procedure: str = option("fixed_sequence", "test of the settings together", choices=tuple(PROCEDURES))
@@ -324,13 +324,19 @@ class CertifyRequest(SweepSource, WhichScores, Order, Guarantees, Tests, Sequent
         """
         return listed(self.order) or order_of_costs(self.declared_costs, order_by=self.order_by)
 
-    def tests(self, *, groups: Sequence[str] = (), losses: int | None = None) -> tuple[SettingTest, ...]:
-        """Returns the tests; `SettingGuarantees` describes the arguments and errors."""
+    def tests(
+        self, *, groups: Sequence[str] = (), losses: int | None = None, metric: str | None = None
+    ) -> tuple[SettingTest, ...]:
+        """Returns the tests; `SettingGuarantees` describes the arguments and errors.
+
+        A log's name of a `metric` may have a filter after a comma.
+        """
         asked = SettingGuarantees(
             deltas=listed(self.delta),
             epsilons=listed(self.epsilon),
             tails=listed(self.tail),
             loss=self.kind_of_losses,
+            is_binary=metric is not None and is_binary(metric.partition(",")[0]),
             p_value=self.p_value,
             procedure=self.procedure,
             joint=self.joint,

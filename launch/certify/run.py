@@ -37,11 +37,13 @@ class Done:
       output: The directory of the certification.
       manifest: The result; None if more examples have to be evaluated first, whose ids are in `next_ids.txt`.
       rows: The outcome of every test for every setting; None if there is no result yet, or an earlier call made it.
+      baseline: Name of the setting that losses are relative to, and its cost if known; None if there is none.
     """
 
     output: str
     manifest: SettingManifest | None = None
     rows: Sequence[Sequence[SettingRow]] | None = None
+    baseline: tuple[str, float | None] | None = None
 
 
 def run_certification(request: CertifyRequest) -> Done:
@@ -91,7 +93,9 @@ def _certified(prepared: WholeSweep) -> Done:
     for name in (LEDGER, NEXT_IDS):
         # A file of a sequential certification that is overwritten.
         remove_file(joined(prepared.output, name))
-    return _published(prepared.output, manifest, rows=rows, earlier=prepared.earlier)
+    done = _published(prepared.output, manifest, rows=rows, earlier=prepared.earlier)
+    reference = source.reference
+    return done if reference is None else dataclasses.replace(done, baseline=(reference, prepared.costs.get(reference)))
 
 
 def _watched(prepared: Rounds) -> Done:
@@ -217,7 +221,7 @@ def tell_certification(request: CertifyRequest) -> int:
             _report(done.output)
         say(f"{done.output} is finished; nothing is left to do. With --resume, another rule to stop takes it further.")
         return 0
-    print_certification(done.manifest, done.rows)
+    print_certification(done.manifest, done.rows, baseline=done.baseline)
     _report(done.output)
     say(f"{_counted(done.manifest)}: {joined(done.output, MANIFEST)}")
     return 0

@@ -28,6 +28,8 @@ class Source:
       patterns: Files or runs, as the user named them.
       listed: The candidates in the order in which they were listed; None if losses were given.
       baseline: The run that scores were compared with; None if losses were given.
+      reference: Name of the setting that losses are relative to; None if losses were given, or a tested setting has
+        the same name.
       task: Task of the scores, if one was named.
       metric: Metric of the scores; None if losses were given.
       direction: Which scores of the metric are better; None if losses were given.
@@ -40,6 +42,7 @@ class Source:
     patterns: tuple[str, ...]
     listed: tuple[str, ...] | None = None
     baseline: str | None = None
+    reference: str | None = None
     task: str | None = None
     metric: str | None = None
     direction: str | None = None
@@ -135,6 +138,7 @@ def read_outputs(
         patterns=job.patterns,
         listed=swept.tested,
         baseline=job.settings[0],
+        reference=job.settings[0],
         metric=name,
         direction=HIGHER,
         swept=swept,
@@ -205,6 +209,7 @@ def read_scores(
         patterns=(path, *candidates),
         listed=names,
         baseline=path,
+        reference=None if baseline.name in names else baseline.name,
         task=task_of_all,
         metric=scores.metric,
         direction=better,

@@ -14,6 +14,7 @@ import fastapi
 import pydantic
 
 from calm_beam.inputs.examples import AnyPrompt, Turns, messages_of, role_and_text
+from calm_beam.inputs.prompts import ONE_TURN
 from calm_beam.manifest import Manifest
 
 from .answers import CHAT, COMPLETION, EventStream, Form, Head, RefusedError, answered, error_fields, event, handed_in
@@ -203,12 +204,13 @@ def chat_prompt(messages: Sequence[Any], manifest: Manifest) -> AnyPrompt:
     takes_several = manifest.takes_several_turns
     try:
         found = Turns.of(turns)
-        is_fit = found.answer is None and (takes_several or not found.earlier)
     except ValueError:
-        is_fit = False
-    if not is_fit:
+        found = None
+    if found is None or found.answer is not None:
         shape = _SHAPE_OF_TURNS if takes_several else _SHAPE
         raise RefusedError(400, shape, param="messages", code="not_calibrated")
+    if found.earlier and not takes_several:
+        raise RefusedError(400, f"the chat {ONE_TURN}", param="messages", code="not_calibrated")
     if system is not None and system != (chat.system or ""):
         calibrated = "without one" if chat.system is None else f"with {chat.system!r:.200}"
         raise RefusedError(

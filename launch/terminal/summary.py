@@ -30,6 +30,7 @@ from calm_beam.manifest import (
     speeds_in_words,
     too_few_in_words,
     unseen_in_words,
+    without_keys,
 )
 from calm_beam.risk.rules import split_tail, tail_in_words
 from calm_beam.storage import joined
@@ -165,7 +166,7 @@ def _details(manifest: Manifest) -> Iterator[str]:
     yield printable_line(engine_in_words(manifest))
     if near_ties := near_ties_in_words(manifest):
         yield near_ties
-    yield printable_line(manifest.guarantee)
+    yield printable_line(without_keys(manifest.guarantee))
 
 
 def _of_part(row: dict[str, str]) -> str:
@@ -383,20 +384,33 @@ def _end_of_test(entry: Calibration, *, level: float | None) -> str:
 
 
 _TESTS_PER_TABLE = 4
+# Nobody gave the losses of outputs: they are computed here, as those of textual consistency elsewhere.
+_OF_OUTPUTS = "dissimilarity"
 
 
-def print_certification(manifest: SettingManifest, rows: "Sequence[Sequence[SettingRow]]") -> None:
-    """Prints the risk of every setting, the chosen settings, and what they promise."""
+def print_certification(
+    manifest: SettingManifest,
+    rows: "Sequence[Sequence[SettingRow]]",
+    *,
+    baseline: tuple[str, float | None] | None = None,
+) -> None:
+    """Prints the risk of every setting, the chosen settings, and what they promise.
+
+    Args:
+      manifest: The result.
+      rows: The outcome of every test for every setting.
+      baseline: Name of the setting that losses are relative to, and its cost if known; None if there is none.
+    """
     console = PlainConsole()
     console.print(headline_of_settings(manifest))
-    for table in _risk_tables(rows):
+    for table in _risk_tables(rows, baseline=baseline):
         console.print(table)
     print_choices(console, manifest)
     if plans := plans_in_words(manifest.earlier_plans, of="losses"):
         console.print(plans)
     if more := more_may_do_in_words(manifest):
         console.print(more)
-    console.print(printable_line(manifest.guarantee))
+    console.print(printable_line(without_keys(manifest.guarantee)))
 
 
 def print_choices(console: Console, manifest: SettingManifest) -> None:
@@ -430,7 +444,7 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     return printable_line(f"{len(kept)} of {counted(len(entries), 'promise')} proved, {probability}: {named}.")
 
 
-def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
+def _risk_tables(rows: "Sequence[Sequence[SettingRow]]", *, baseline: tuple[str, float | None] | None) -> list[Table]:
     """Returns tables of risks, one line a setting; a column for each group and loss, whatever delta and epsilon."""
     by_loss = {(of_test[0].group, of_test[0].tail): of_test for of_test in reversed(rows)}
     columns = list(reversed(by_loss.items()))
@@ -445,6 +459,12 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
         for (group, tail), _ in part:
             name = printable_line(group) or "all"
             table.add_column(name if tail is None else f"{name}\nshare > {tail:g}", justify="right", overflow="fold")
+        if baseline is not None:
+            name, cost = baseline
+            # Against itself it loses nothing.
+            table.add_row(
+                f"{printable_line(name)} (baseline)", *((_cost(cost),) if has_costs else ()), *(["0"] * len(part))
+            )
         for lines in zip(*(of_test for _, of_test in part), strict=True):
             table.add_row(
                 printable_line(lines[0].setting),
@@ -457,10 +477,12 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
 
 def _choices(manifest: SettingManifest) -> Table:
     """Returns the table of chosen settings, one line per calibration."""
-    title = "Last setting proved to lose at most delta"
-    errors = set(map(manifest.error_of, manifest.calibrations))
+    title, joint = "Last setting proved to lose at most delta", manifest.plan.joint_epsilon
+    # Of entries that hold together, the epsilon that was asked for, and not the share of one of them.
+    errors = set(map(manifest.error_of, manifest.calibrations)) if joint is None else {joint}
     if len(errors) == 1:
-        title += f" (probability {100 * (1 - min(errors)):.6g} %)"
+        together = "" if joint is None else "all together with "
+        title += f" ({together}probability {100 * (1 - min(errors)):.6g} %)"
     table = PlainTable(title, caption_justify="left")
     if any(entry.tail is not None for entry in manifest.calibrations):
         table.caption = "> is about the share of examples that lose more: delta and mean loss are shares."
@@ -471,13 +493,13 @@ def _choices(manifest: SettingManifest) -> Table:
     costs = ("cost",) * any(entry.cost is not None for entry in manifest.calibrations)
     mean = "mean\nloss" if manifest.data.clusters is None else "loss per\ncluster"
     # Of a joint promise every entry has a share of epsilon, which others may have raised.
-    levels = ("tested\nat",) * (manifest.plan.joint_epsilon is not None)
+    levels = ("tested at\nepsilon",) * (joint is not None)
     for name in (*levels, *costs, mean, "first not\nproved"):
         table.add_column(name, justify="right", overflow="fold")
     for entry in manifest.calibrations:
         table.add_row(
             "all" if entry.group is None else printable_line(entry.group),
-            loss_in_words(entry),
+            loss_in_words(entry) if manifest.decoder is None else loss_in_words(entry).replace("given", _OF_OUTPUTS),
             delta_in_words(entry.delta, manifest.error_of(entry), of=errors),
             "none is safe" if entry.setting is None else printable_line(entry.setting),
             *(f"{entry.path_level:.4g}" for _ in levels),
@@ -505,10 +527,21 @@ def loss_in_words(entry: SettingCalibration) -> str:
 
 def _tests(manifest: SettingManifest) -> str:
     """Returns how settings were tested."""
-    tests = dict.fromkeys(f"{loss_in_words(entry)} by {entry.p_value}" for entry in manifest.calibrations)
+    tests = dict.fromkeys(f"{entry.p_value} of {_tested_losses(entry, manifest)}" for entry in manifest.calibrations)
     procedures = dict.fromkeys(entry.procedure for entry in manifest.calibrations)
     order = ", ".join(map(printable_line, manifest.plan.order))
     return f"Tests: {'; '.join(tests)}. Procedure: {', '.join(procedures)}. Order: {order}."
+
+
+def _tested_losses(entry: SettingCalibration, manifest: SettingManifest) -> str:
+    """Returns what the losses of an entry are, which the manifest calls `given` unless they are differences."""
+    if entry.loss != "given":
+        losses = f"{entry.loss} losses"
+    elif manifest.decoder is None:
+        losses = "the given losses"
+    else:
+        losses = f"{_OF_OUTPUTS} losses"
+    return losses if entry.tail is None else f"{losses} above {entry.tail:g}"
 
 
 def _cost(cost: float | None) -> str:

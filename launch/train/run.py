@@ -18,7 +18,7 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
 from calm_beam.checkpoints import FloatArrays, write_native
-from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.compilation import CompileTime, use_compilation_cache
 from calm_beam.errors import CalmBeamError
 from calm_beam.launch.terminal import PlainConsole, give
 from calm_beam.launch.terminal.interrupts import INTERRUPTED
@@ -53,11 +53,15 @@ class StepBar:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("compiling", total=None, completed=done)
+        self._phase, self._phase_start = "compiling, then the first steps", self._start
+        self._step_ended = self._compiled = 0.0
+        self._compiling = CompileTime()
         self._is_shown = False
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "StepBar":
+        self._compiling.__enter__()
         self._bar.start()
         if not self._console.is_terminal:
             self._watcher.start()
@@ -66,21 +70,44 @@ class StepBar:
     def __exit__(self, *exception: object) -> None:
         self._ended.set()
         self._bar.stop()
+        self._compiling.__exit__(None, None, None)
 
     def _watch(self) -> None:
         """Says now and then that steps are computed, until the first one is shown: compiling may take minutes."""
         while not (self._ended.wait(_SECONDS_BETWEEN_LINES) or self._is_shown):
-            self.say(f"compiling, then the first steps, for {self.elapsed:.0f} s")
+            self.say(f"{self._phase}, for {time.monotonic() - self._phase_start:.0f} s")
 
     @property
     def elapsed(self) -> float:
         """Seconds since the start, not 0."""
         return max(time.monotonic() - self._start, 1e-9)
 
-    def begin(self) -> None:
-        """Says that the first step is compiled now, which may take minutes, where no bar says so."""
+    def begin(self, phase: str = "compiling, then the first steps", *, after: str = "") -> None:
+        """Says what takes time from now on, and what went before it; on a terminal, the bar says what takes time."""
+        self._phase, self._phase_start = phase, time.monotonic()
+        self._bar.update(self._task, description=phase)
         if not self._console.is_terminal:
-            self.say("compiling, then the first steps")
+            self.say(f"{after}{phase}")
+
+    def show_first(self, done: int, steps: int) -> None:
+        """Says that the first step is compiled (0 done), or how long it took; forecasts the time after the second.
+
+        Seconds of a step are without compiling, which the second step repeats if its batch has another shape.
+        """
+        now, compiled = time.monotonic(), self._compiling.seconds()
+        seconds = max(now - self._step_ended - (compiled - self._compiled), 0.0)
+        left = steps - self._first - done
+        if done == 0:
+            self.begin("computing the first step", after=f"compiled in {now - self._phase_start:.0f} s; ")
+        elif done == 1:
+            self.begin("computing the second step", after=f"first step computed in {seconds:.1f} s; ")
+        elif left:
+            self._phase, self._phase_start = "computing steps", now
+            self.say(
+                f"{seconds:.1f} s a step: about {_in_words(seconds * left)} for {counted(left, 'further step')}, "
+                "without validating and compiling"
+            )
+        self._step_ended, self._compiled = now, compiled
 
     def show(self, step: int, steps: int, *, text: str) -> None:
         """Shows that a step of `steps` is done, with some text about it."""
@@ -89,12 +116,21 @@ class StepBar:
         is_due = time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES or step == steps
         if not self._console.is_terminal and is_due:
             self._last_line = time.monotonic()
-            remaining = self.elapsed / (step - self._first) * (steps - step)
-            self.say(f"step {step}/{steps}, {text}, {remaining:.0f} s left")
+            computing = max(self.elapsed - self._compiling.seconds(), 0.0)
+            remaining = computing / (step - self._first) * (steps - step)
+            self.say(f"step {step}/{steps}, {text}, {_in_words(remaining)} left")
 
     def say(self, line: str) -> None:
         """Prints a line, above the bar if there is one."""
         self._console.say(line)
+
+
+def _in_words(seconds: float) -> str:
+    """Returns a duration, such as `40 s`, `12 min` or `33 h 20 min`."""
+    minutes = round(seconds / 60)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class TrainingReporter:
@@ -248,7 +284,7 @@ def run_training(run: PreparedTraining, console: PlainConsole) -> TrainedModel:
             run.states.delete()
         log.begin()
         say_start(console, run)
-        bar.begin()
+        bar.begin("compiling the first step")
 
     with _kept_if_resumable(run.states, log), StepBar(console, done=done) as bar:
         model = train(
@@ -260,6 +296,7 @@ def run_training(run: PreparedTraining, console: PlainConsole) -> TrainedModel:
             initial=run.initial,
             score=run.score,
             on_start=begin,
+            on_first_steps=lambda done: bar.show_first(done, run.config.steps),
             on_progress=TrainingReporter(bar, log, steps=run.config.steps, target_tokens=tokens).report,
             on_save=run.states.save,
             resume_from=run.saved,

@@ -68,6 +68,10 @@ def test_several_promises_of_which_each_holds_alone(losses: pathlib.Path, capsys
     assert alone not in printed
     for entry in manifest.calibrations:
         assert re.search(rf"given +{entry.delta:g}.* {entry.path_level:.4g} ", printed)
+    # One probability, that of all together, and no key of the manifest.
+    assert set(re.findall(r"probability (?:at least )?([\d.]+) %", printed)) == {"95"}
+    assert "_epsilon" in manifest.guarantee
+    assert "_epsilon" not in printed
 
 
 def test_what_may_prove_more(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,8 +89,14 @@ def test_what_may_prove_more(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
         assert " cost " not in printed
         if is_below:
             assert '8bit": its mean loss 0.0500 is below delta 0.06, but p = ' in printed
-            (command,) = re.findall(r"calm-beam (plan --delta=0\.06 --epsilon=0\.05 --risk_guess=0\.05)", printed)
-            assert main(command.split()) == 0
+            assert "if all of them are fresh" in printed
+            (command,) = re.findall(
+                r"^  calm-beam (plan --delta=0\.06 --epsilon=0\.05 --risk_guess=0\.05 --p_value=star_bets)$",
+                printed,
+                re.MULTILINE,
+            )
+            # A tenth of the usual simulations, for a shorter test.
+            assert main([*command.split(), "--replications=100"]) == 0
             capsys.readouterr()
 
 
@@ -156,15 +166,49 @@ def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pyt
     assert "Losses: exact_match,strict-match of gsm8k (a higher score is better), against" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("metric", "flags", "p_value"),
+    [
+        ("exact_match", ["--loss=relu"], "exact_binomial"),
+        ("exact_match", ["--loss=signed"], "star_bets"),
+        ("exact_match", ["--loss=relu", "--cluster_key=doc.passage"], "star_bets"),
+        ("f1", ["--loss=relu"], "star_bets"),
+    ],
+)
+def test_the_default_for_metrics_of_0_and_1(
+    metric: str, flags: list[str], p_value: str, tmp_path: pathlib.Path
+) -> None:
+    """Losses known by their metric to be 0 or 1 are tested by the exact binomial; others, and clusters, are not."""
+    runs = [
+        write_lm_eval(tmp_path / name, {"none": [float(index >= wrong) for index in range(300)]}, metric=metric)
+        for name, wrong in (("a", 0), ("b", 1))
+    ]
+    asked = [f"--baseline={runs[0]}", f"--candidates={runs[1]}", "--delta=0.02", f"--output={tmp_path / 'out'}"]
+    assert main(["certify", *asked, *flags]) == 0
+    (entry,) = read_setting_manifest(tmp_path / "out" / "manifest.json").calibrations
+    assert entry.p_value == p_value
+    if p_value == "exact_binomial":
+        assert entry.setting == "b"
+
+
 def test_the_cost_of_the_baseline(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A cost of the baseline is refused with the reason; another missing cost has another."""
+    """The baseline has a row of loss 0, with its cost if that is declared; costs of other settings are refused."""
     runs = [write_helm(tmp_path / name, [1.0] * 100) for name in ("bf16", "int8")]
     flags = [f"--baseline={runs[0]}", f"--candidates=int8={runs[1]}", "--metric=exact_match", "--delta=0.1"]
-    for costs, is_more in (("bf16=16,int8=8", True), ("int4=4", False)):
+    for costs in ("int4=4", "fp32=32,int8=8"):
         assert main(["certify", *flags, f"--costs={costs}", f"--output={tmp_path / 'out'}"]) == 2
         error = capsys.readouterr().err
         assert "--costs must name every setting once: the settings are int8" in error
-        assert ("The baseline is not tested: leave its cost out." in error) == is_more
+        assert "The baseline, bf16, may be added to them." in error
+    for costs, cost in (("int8=8", ""), ("bf16=16,int8=8", "16")):
+        assert main(["certify", *flags, f"--costs={costs}", f"--output={tmp_path / 'out'}", "--overwrite"]) == 0
+        assert re.search(
+            rf"^ bf16 \(baseline\) +{cost} +0 *\n int8 +8 +0.0000 *$", capsys.readouterr().out, re.MULTILINE
+        )
+        manifest = read_setting_manifest(tmp_path / "out" / "manifest.json")
+        assert [(setting.name, setting.cost) for setting in manifest.settings] == [("int8", 8)]
+    assert main(["certify", *flags, f"--output={tmp_path / 'out'}", "--overwrite"]) == 0
+    assert re.search(r"^ bf16 \(baseline\) +0 *$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_lower_is_better(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

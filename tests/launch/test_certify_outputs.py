@@ -1,20 +1,28 @@
 """Outputs of an external decoder are certified and verified as losses and scores are."""
 
 import pathlib
+import re
+import shlex
 from typing import Any
 
 import apache_beam as beam
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 import calm_beam as calm
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import DataError
+from calm_beam.inputs.losses.tables import LossRow
 from calm_beam.launch.cli import main
+from calm_beam.launch.commands import flag_parsers
+from calm_beam.launch.flags.parser import examples
 from calm_beam.manifest import read_setting_manifest
 from calm_beam.metrics.registry import MetricError
 from calm_beam.outputs import OutputsError
 from calm_beam.transforms import ReadExamples, SweepWith
+from tests.calm_beam.inputs.losses.builders import write_lm_eval
 from tests.pipelines import write_rows
 from tests.transforms.setting_decoders import SETTINGS, cut, sweep, write_texts
 
@@ -40,7 +48,12 @@ def test_outputs_are_certified_and_verified(
     assert main(["certify", *asked]) == 0
     manifest = read_setting_manifest(output / "manifest.json")
     assert manifest.calibrations[0].setting == "4"
-    assert "decoded elsewhere, by what its user calls cut 1" in capsys.readouterr().out.replace("\n", " ")
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "decoded elsewhere, by what its user calls cut 1" in printed
+    assert "Tests: star_bets of dissimilarity losses." in printed
+    # A word costs 1, and texts have one to eight words.
+    assert re.search(r" all \(baseline\) +4.42 +0 ", printed)
+    assert "given" not in printed
     assert main(["inspect", str(output)]) == 0
     said = capsys.readouterr().out
     assert "Decoded elsewhere, by cut 1." in said
@@ -161,3 +174,25 @@ def test_groups_and_clusters_are_those_of_the_data(tmp_path: pathlib.Path) -> No
     long = 1 - 8 / 10
     assert [(group, units) for group, units, _ in found] == [(None, 10), ("x", 10), ("y", 10)]
     assert [risk for _, _, risk in found] == pytest.approx([0.75 * long, 0.5 * long, long])
+
+
+def test_the_examples_of_the_help_run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every example of `--help` proves something of losses, logs and outputs of the kind that it names."""
+    monkeypatch.chdir(tmp_path)
+    rows = [LossRow(f"e{index}", setting, 0.0) for index in range(100) for setting in ("8bit", "6bit", "4bit")]
+    columns = {name: [getattr(row, name) for row in rows] for name in ("id", "setting", "loss")}
+    pq.write_table(pa.table(columns), "losses-0.parquet")
+    for name in ("full", "int8", "int4"):
+        # As the harness logs gsm8k: one task with two filters.
+        scores = [1.0] * 400
+        write_lm_eval(tmp_path / "runs" / name, {"strict-match": scores, "flexible-extract": scores})
+    # Every text has one word, which is kept under every setting.
+    sweep(write_rows(tmp_path / "data.jsonl", [{"id": f"e{i}", "input": f"x{i}"} for i in range(100)]), "swept")
+    (parser,) = flag_parsers("certify")
+    blocks = [block for _, block in examples(parser._doc) if block.startswith("calm-beam")]
+    assert len(blocks) == 3
+    for block in blocks:
+        words = shlex.split(block.replace("\\\n", " "))
+        assert main([*words[1:], "--overwrite"]) == 0
+        (entry,) = read_setting_manifest("certification/manifest.json").calibrations
+        assert entry.setting is not None

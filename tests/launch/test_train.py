@@ -466,3 +466,35 @@ def test_first_steps_are_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         time.sleep(0.2)
     assert re.match(r"(compiling, then the first steps, for \d+ s\n)+step 1/2, loss 1.0, \d+ s left\n$", shown)
     assert capsys.readouterr().out == ""
+
+
+def test_compiling_and_the_first_steps_are_told_apart(
+    data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run says when it has compiled and how long its first step took; after the second, how long all others take."""
+    assert _train(f"--data={data}", f"--output={tmp_path / 'model'}", *_SIZES, "--steps=4") == 0
+    shown = capsys.readouterr().err
+    phases = r"""compiling the first step
+compiled in \d+ s; computing the first step
+first step computed in \d+\.\d s; computing the second step
+\d+\.\d s a step: about \d+ s for 2 further steps, without validating and compiling
+"""
+    assert re.search(phases, shown), shown
+
+
+def test_a_forecast_is_without_compiling(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seconds of a step leave out what was compiled meanwhile; long durations are in hours and minutes."""
+    compiled = iter([100.0, 100.0, 170.0])
+    with calm_beam.launch.train.run.StepBar(PlainConsole()) as bar:
+        monkeypatch.setattr(calm_beam.launch.train.run.CompileTime, "seconds", lambda _: next(compiled))
+        now = [0.0]
+        monkeypatch.setattr(calm_beam.launch.train.run.time, "monotonic", lambda: now[0])
+        bar.begin("compiling the first step")
+        for done, now[0] in enumerate([100.0, 160.0, 290.0]):
+            bar.show_first(done, 2000)
+    assert capsys.readouterr().out.splitlines() == [
+        "compiling the first step",
+        "compiled in 100 s; computing the first step",
+        "first step computed in 60.0 s; computing the second step",
+        "60.0 s a step: about 33 h 18 min for 1,998 further steps, without validating and compiling",
+    ]

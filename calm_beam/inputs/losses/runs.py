@@ -264,7 +264,10 @@ def _chosen_metric(asked: str | None, known: Sequence[str], *, path: str) -> str
     there = "; ".join(known) or "none"
     if asked is None:
         raise LossesError(f"{path}: name the metric (--metric), one of: {there}.")
-    raise LossesError(f"{path}: {'has no' if not found else 'has several'} metric {asked!r}. There are: {there}.")
+    if found:
+        several = "; ".join(found)
+        raise LossesError(f"{path}: {asked!r} is the name of {len(found)} metrics. Name one (--metric), of: {several}.")
+    raise LossesError(f"{path}: has no metric {asked!r}. There are: {there}.")
 
 
 def _names_in(text: str) -> frozenset[str]:

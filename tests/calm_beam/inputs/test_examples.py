@@ -82,7 +82,7 @@ def test_messages_beside_a_prompt_are_ignored() -> None:
         ([{"role": "user"}], "the content of a message must be a text, or parts of type text."),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "must be a text, or parts of type text."),
         ([{"role": "user", "content": "  "}], "input is empty."),
-        ([{"role": "system", "content": "Be brief."}, _ASKED], "messages has a system message. What every chat begins"),
+        ([{"role": "system", "content": "Be brief."}, _ASKED], "messages has a system message. Leave it out: "),
         ([_ASKED, _ASKED], "messages are of user, user; expected [{"),
         ([_ASKED, {"role": "tool", "content": "3"}, _ASKED], "messages are of user, tool, user; expected [{"),
         ([_ASKED, {"role": "assistant", "content": "\0"}, _ASKED], "holds a NUL character"),

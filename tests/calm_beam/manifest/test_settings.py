@@ -12,6 +12,7 @@ import pytest
 from calm_beam.inputs.losses import DIRECTIONS
 from calm_beam.manifest import (
     SETTINGS,
+    THRESHOLDS,
     ManifestError,
     SettingCalibration,
     SettingDataRecord,
@@ -28,6 +29,7 @@ from calm_beam.manifest import (
     read_any_manifest,
     read_manifest,
     read_setting_manifest,
+    without_keys,
     write_manifest,
 )
 from calm_beam.manifest.schema import manifest_schema
@@ -240,3 +242,16 @@ def test_which_scores_are_better() -> None:
         dataclasses.replace(plan, metric="acc", direction="up")
     with pytest.raises(ManifestError, match="direction must be null without metric"):
         dataclasses.replace(plan, direction="lower")
+
+
+@pytest.mark.parametrize("kind", [SETTINGS, THRESHOLDS])
+@pytest.mark.parametrize("hands_on", [True, False])
+@pytest.mark.parametrize("most_confirmed", [0, 1, 3])
+def test_a_promise_without_keys(kind: str, hands_on: bool, most_confirmed: int) -> None:
+    """Terminals print a joint promise without keys of the manifest; a promise of entries alone is printed as stored."""
+    stored = guarantee_in_words(kind=kind, joint_epsilon=0.1, hands_on=hands_on, most_confirmed=most_confirmed)
+    shown = without_keys(stored)
+    assert "_epsilon" not in shown
+    assert shown.split(" together: ")[1].split(" is at most ")[0] in stored
+    alone = guarantee_in_words(kind=kind, most_confirmed=most_confirmed)
+    assert without_keys(alone) == alone

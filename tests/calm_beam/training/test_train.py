@@ -124,6 +124,7 @@ def test_watching_changes_nothing() -> None:
     watched = dataclasses.replace(_SHORT, validate_every=2, save_every=1)
     reports: list[Progress] = []
     states: list[SavedState] = []
+    first_steps: list[int] = []
     score = _LateScore([0.1, 0.2])
     watched_model = train(
         watched,
@@ -131,9 +132,11 @@ def test_watching_changes_nothing() -> None:
         pairs=pairs,
         validation_pairs=_copies(5, seed=2),
         score=score,
+        on_first_steps=first_steps.append,
         on_progress=reports.append,
         on_save=states.append,
     )
+    assert first_steps == [0, 1, 2]
     assert [report.validation is not None for report in reports] == [False, True, False, True]
     assert [state.step for state in states] == [1, 2, 3]
     assert watched_model.step == 4

@@ -117,7 +117,12 @@ def test_a_chat_is_what_was_calibrated_or_refused(url: str, chatting: Generator)
         assert chat([user], **neutral, max_completion_tokens=STEPS).status_code == 200
         for messages, more, param, reason in (
             ([], {}, "messages", "messages must be"),
-            ([user, {"role": "assistant", "content": "Yes."}, user], {}, "messages", "answers to one text of a user"),
+            (
+                [user, {"role": "assistant", "content": "Yes."}, user],
+                {},
+                "messages",
+                "has earlier turns, and the calibrated chats had one turn",
+            ),
             ([{"role": "system", "content": "Rhyme."}, user], {}, "messages", "calibrated with 'Be brief.'"),
             (["hello"], {}, "messages", "an object with role and content"),
             ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "messages", "must be a text"),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.inputs.examples import check_utf_8
+from calm_beam.manifest import Calibration, Manifest, ManifestError
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
 from calm_beam.storage import check_writable, is_cloud_path, is_folder, parent, strict_json
 from calm_beam.text import counted, written_float
@@ -52,6 +53,39 @@ def make_losses_file(path: str) -> None:
     check_writable(path)
     with open(path, "ab"):
         pass
+
+
+def check_watchable(manifest: Manifest) -> None:
+    """Raises ManifestError for a manifest whose promises single requests tell nothing about."""
+    if manifest.data.clusters is not None:
+        raise ManifestError(
+            "the manifest is about clusters of prompts, whose mean losses are watched: single requests do not "
+            "give them. Measure whole clusters, and give calm-beam monitor their means."
+        )
+
+
+def check_exits(entry: Calibration) -> None:
+    """Raises ManifestError for an entry that has no risk."""
+    if entry.threshold is None:
+        raise ManifestError("the entry says never exit: there is no risk to watch.")
+
+
+def check_sampled(manifest: Manifest, entry: Calibration) -> None:
+    """Refuses to sample where losses of answers, as they are given, tell nothing about the promise.
+
+    Args:
+      manifest: The manifest.
+      entry: Its entry that is served.
+
+    Raises:
+      ManifestError: If the promise is about clusters of prompts, or about losses that need references.
+    """
+    check_watchable(manifest)
+    if entry.consistency == "risk":
+        raise ManifestError(
+            "the entry is of risk consistency, whose losses need references, which prompts do not have. Sample under "
+            "an entry of textual consistency, or test labelled data with calm-beam verify."
+        )
 
 
 def read_losses(lines: Iterable[tuple[int, str]], name: str, *, watched: Watched) -> Iterator[float | None]:

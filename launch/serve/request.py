@@ -23,6 +23,7 @@ from calm_beam.options.groups import (
     Trusted,
 )
 from calm_beam.options.kinds import utf8_text, whole_number
+from calm_beam.serving.watched import check_exits, check_sampled
 from calm_beam.storage import open_input
 
 _LAST_PORT = 65535
@@ -146,7 +147,8 @@ def prepare(request: ServeRequest) -> Served:
     """Returns what is promised, having refused what can be refused without the model.
 
     Raises:
-      UsageError: If the manifest has no such entry, or another precision was asked for.
+      UsageError: If the manifest has no such entry, or another precision was asked for; with `--losses`, if prompts
+        alone tell nothing about the entry's promise.
       MissingExtraError: If a package is missing by which it is served.
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
@@ -157,8 +159,11 @@ def prepare(request: ServeRequest) -> Served:
     try:
         with as_usage():
             entry = manifest.calibration(entry_choice(request, manifest))
+        if request.losses is not None:
+            check_exits(entry)
+            check_sampled(manifest, entry)
     except ManifestError as error:
-        # The manifest is sound; what was asked for is not in it.
+        # The manifest is sound; what was asked for is not in it, or cannot be measured.
         raise UsageError(str(error)) from error
     with open_input(path) as file:
         content = file.read()

@@ -1,5 +1,6 @@
 """The command opens its port at once, ends on SIGTERM in any phase, and reports errors."""
 
+import dataclasses
 import json
 import pathlib
 import signal
@@ -10,7 +11,9 @@ import httpx
 import pytest
 
 from calm_beam.launch.cli import main
+from calm_beam.manifest import read_manifest, write_manifest
 from calm_beam.serving import Generator
+from tests.calm_beam.serving.builders import build_entry
 from tests.launch.serve.processes import started
 from tests.launch.serve.served import PROMPTS, answered, asked, assert_same, expected, metric
 
@@ -70,10 +73,16 @@ def test_another_model_ends_it(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
 
 
 def test_what_needs_no_model_is_refused_before_the_port_opens(
-    folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Errors that need no model are reported before the port opens: entry, precision, address, share without losses."""
+    """Errors that need no model are reported before the port opens: entry, precision, address, losses of no use."""
     manifest = f"--manifest={folder / 'manifest.json'}"
+    losses = f"--losses={tmp_path / 'losses'}"
+    sound = read_manifest(folder / "manifest.json")
+    risky = dataclasses.replace(sound, calibrations=(build_entry(0.3, consistency="risk", loss="relu"),))
+    never = dataclasses.replace(sound, calibrations=(build_entry(None),))
+    for name, content in (("risk", risky), ("never", never)):
+        write_manifest(content, tmp_path / name)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -88,8 +97,11 @@ def test_what_needs_no_model_is_refused_before_the_port_opens(
             ([manifest, f"--losses={folder}"], f"--losses {folder}: exists and is not a file"),
             ([manifest, "--losses=gs://b/x"], "--losses gs://b/x: losses are added to a local file"),
             ([f"--manifest={folder / 'nothing'}"], "nothing"),
+            ([f"--manifest={tmp_path / 'risk'}", losses], "risk consistency, whose losses need references"),
+            ([f"--manifest={tmp_path / 'never'}", losses], "says never exit: there is no risk to watch"),
         ):
             start = time.monotonic()
             assert main(["serve", *flags]) == 2
             assert reason in capsys.readouterr().err
             assert time.monotonic() - start < 60
+    assert not (tmp_path / "losses").exists()

@@ -178,9 +178,9 @@ def shown_in_words(monitor: RiskMonitor, entry: Watched) -> str:
     if monitor.missing_alarm_at:
         return (
             f"{watched}.\nALARM at loss {monitor.missing_alarm_at}: the risk exceeds delta {monitor.delta:g}, or "
-            f"losses are missing. With each missing one counted as 1 the evidence has reached {raised}; with each "
-            f"counted as {lowest} it stands at {monitor.capital:.3g}, which does not prove that the risk exceeds "
+            f"losses are missing. With each missing one counted as 1 the capital has reached {raised}; with each "
+            f"counted as {lowest} it is {monitor.capital:.3g}, which does not prove that the risk exceeds "
             "delta. Find out why losses are missing, and test labelled data with calm-beam verify."
         )
     worst = f" ({monitor.worst_capital:.3g} with each missing loss counted as 1)" if monitor.missing else ""
-    return f"{watched}.\nNo alarm: the evidence stands at {monitor.capital:.3g}{worst}; {raised} raises it."
+    return f"{watched}.\nNo alarm: the capital is {monitor.capital:.3g}{worst}; {raised} raises an alarm."

@@ -29,6 +29,8 @@ from calm_beam.metrics.registry import BLEURT, METRICS, checked_score, full_name
 from calm_beam.options import Options, option
 from calm_beam.options.groups import DataSource, Entry, ModelFacts, RecordedPrecision
 from calm_beam.options.kinds import Kind, ValueRefusedError
+from calm_beam.risk.monitor import WatchedPromise
+from calm_beam.serving.watched import Watched
 from calm_beam.storage import (
     absolute,
     check_writable,
@@ -328,6 +330,16 @@ def entry_choice(request: Entry, manifest: Manifest | SettingManifest) -> EntryC
     except ManifestError as error:
         raise UsageError(str(error)) from error
     return choice
+
+
+def watched_entry(manifest: Manifest, entry: Calibration) -> Watched:
+    """Returns what losses of an entry's answers are held against, with the words for it."""
+    return Watched(
+        promise=WatchedPromise.of(manifest, entry),
+        tail=entry.objective.tail,
+        words=entry_in_words(entry),
+        remedy="Serve the full model (calm-beam serve --full_model), and calibrate again.",
+    )
 
 
 def check_precision(request: RecordedPrecision, decode: DecodeRecord) -> None:

@@ -177,7 +177,7 @@ class DeskCollector(prometheus_client.registry.Collector):
         about = {
             "model": served.manifest.model.fingerprint,
             "manifest": served.manifest.digest,
-            "threshold": str(served.entry.threshold),
+            "threshold": str(served.threshold),
             "delta": str(served.entry.delta),
             "epsilon": str(served.entry.epsilon),
         }

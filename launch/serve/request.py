@@ -45,6 +45,7 @@ class Address(Options):
         kind=whole_number(1),
     )
     lazy: bool = switch("be ready once the model is loaded, and compile what a prompt needs when the first one comes")
+    full_model: bool = switch("run all layers for every token, such as after an alarm: the promise then holds anyway")
     exact_engine: bool = again(ExactEngine, "exact_engine")
 
     def __post_init__(self) -> None:
@@ -127,6 +128,7 @@ class Served:
       name: What clients call the model.
       limits: Limits of the service.
       is_lazy: Whether what prompts need is compiled when the first of them comes.
+      is_full_model: Whether every token runs all layers, whatever the entry says.
     """
 
     manifest: Manifest
@@ -135,6 +137,12 @@ class Served:
     name: str = "calm-beam"
     limits: Limits = _USUAL_LIMITS
     is_lazy: bool = False
+    is_full_model: bool = False
+
+    @property
+    def threshold(self) -> float | None:
+        """By which prompts of no group are answered; None for the full model."""
+        return None if self.is_full_model else self.entry.threshold
 
 
 # A letter of a prompt is a token at most, and words have some; what is longer is cut anyway, or refused.
@@ -160,6 +168,8 @@ def prepare(request: ServeRequest) -> Served:
         with as_usage():
             entry = manifest.calibration(entry_choice(request, manifest))
         if request.losses is not None:
+            if request.full_model:
+                raise UsageError("--losses: with --full_model no answer loses anything. Leave one of them out.")
             check_exits(entry)
             check_sampled(manifest, entry)
     except ManifestError as error:
@@ -180,4 +190,5 @@ def prepare(request: ServeRequest) -> Served:
         name=request.name,
         limits=limits,
         is_lazy=request.lazy,
+        is_full_model=request.full_model,
     )

@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from calm_beam.launch.cli import main
-from calm_beam.manifest import read_manifest, write_manifest
+from calm_beam.launch.serve.request import Served
+from calm_beam.launch.serve.run import served_in_words
+from calm_beam.manifest import EngineRecord, SpeedRecord, read_manifest, write_manifest
 from calm_beam.serving import Generator
 from tests.calm_beam.serving.builders import build_entry
 from tests.launch.serve.processes import started
@@ -60,6 +62,43 @@ def test_who_is_lazy_is_ready_at_once(folder: pathlib.Path, tmp_path: pathlib.Pa
     assert "GET /readyz" not in service.log
 
 
+def test_the_full_model_serves_after_an_alarm(folder: pathlib.Path, generator: Generator) -> None:
+    """With --full_model every token runs all layers, and log, metrics and models say that there is no threshold."""
+    with (
+        started(folder, "--lazy", "--full_model") as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
+        service.wait_until_ready(client)
+        assert_same(answered(asked(client, PROMPTS[0])), expected(generator.full_model(), PROMPTS[0]))
+        assert metric(client, "calm_beam_layers_saved_total") == 0
+        assert 'threshold="None"' in client.get("/metrics").text
+        assert client.get("/v1/models").json()["data"][0]["calm_beam"]["threshold"] is None
+    assert "the full model (--full_model): http://" in service.log
+
+
+def test_the_first_line_has_the_speed_in_batches(folder: pathlib.Path) -> None:
+    """The first line says how fast the threshold was in batches, as this decodes, and not one prompt at a time."""
+    engine = EngineRecord(name="xla_loop", instructions="cpu avx2", head="exact")
+    alone = SpeedRecord(
+        calibrations=(0,),
+        factor=1.48,
+        prompts=200,
+        batch=1,
+        seconds=0.008,
+        full_seconds=0.01,
+        device="cpu",
+        cores=2,
+        engine=engine,
+    )
+    together = dataclasses.replace(alone, factor=0.93, batch=64)
+    bare = dataclasses.replace(read_manifest(folder / "manifest.json"), speeds=(alone,))
+    served = Served(manifest=bare, entry=bare.calibrations[0], content=b"")
+    assert "times as fast" not in served_in_words(served)
+    both = dataclasses.replace(bare, speeds=(alone, together))
+    words = served_in_words(dataclasses.replace(served, manifest=both))
+    assert words.endswith(", 0.93 times as fast as the full model in batches of 64, when it was calibrated")
+
+
 def test_another_model_ends_it(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """An error found after the port is open, such as another model, ends the process with the reason."""
     content = json.loads((folder / "manifest.json").read_text())
@@ -98,6 +137,7 @@ def test_what_needs_no_model_is_refused_before_the_port_opens(
             ([manifest, "--losses=gs://b/x"], "--losses gs://b/x: losses are added to a local file"),
             ([f"--manifest={folder / 'nothing'}"], "nothing"),
             ([f"--manifest={tmp_path / 'risk'}", losses], "risk consistency, whose losses need references"),
+            ([manifest, losses, "--full_model"], "--losses: with --full_model no answer loses anything"),
             ([f"--manifest={tmp_path / 'never'}", losses], "says never exit: there is no risk to watch"),
         ):
             start = time.monotonic()

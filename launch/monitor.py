@@ -1,6 +1,7 @@
-"""`calm-beam monitor`: watches the losses of a model in service, and raises an alarm when they show a broken bound.
+r"""`calm-beam monitor`: watches the losses of a model in service, and raises an alarm when they show a broken bound.
 
-    calm-beam monitor --manifest=calibration --losses=losses.txt --state=monitor.json --alpha=0.05
+    calm-beam monitor --manifest=calibration --consistency=textual --delta=0.05 \
+        --losses=losses.jsonl --state=monitor.json
 
 One loss per line, measured on served prompts as the calibration measured it: a number, the word `missing` for a loss
 that could not be measured, or a row that `calm_beam.serving.LossProbe` wrote, whose loss is missing if it has a

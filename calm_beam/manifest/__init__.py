@@ -39,6 +39,7 @@ from ._entries import elsewhere_in_words as elsewhere_in_words
 from ._entries import guarantee_in_words as guarantee_in_words
 from ._manifest import SCHEMA as SCHEMA
 from ._manifest import SCHEMAS as SCHEMAS
+from ._manifest import EntryChoiceError as EntryChoiceError
 from ._manifest import Manifest as Manifest
 from ._manifest import SettingManifest as SettingManifest
 from ._manifest import about_settings as about_settings

@@ -16,10 +16,10 @@ from calm_beam.launch.flags import as_usage, naming
 from calm_beam.launch.flags.requests import calling
 from calm_beam.launch.flags.shared_options import (
     check_precision,
-    entry_choice,
     find_files,
     find_manifest,
     metric_settings,
+    one_entry,
 )
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import paths_by_flag
@@ -151,7 +151,7 @@ def _asked(request: GenerateRequest, manifest: Manifest, *, num_shards: int | No
     own = {
         "manifest": manifest,
         "model": request.named_model,
-        "choice": entry_choice(request, manifest),
+        "choice": one_entry(request, manifest),
         "metric_settings": metric_settings(request),
         "num_shards": num_shards,
     }

@@ -1,7 +1,7 @@
 """`calm-beam serve`: answers prompts over HTTP under a manifest, as OpenAI's interface does.
 
-    calm-beam serve --manifest=calibration --checkpoint=model --port=8000
-    calm-beam serve --manifest=calibration --delta=0.05 --host=0.0.0.0 --losses=losses.jsonl --probe_share=1%
+    calm-beam serve --manifest=calibration --consistency=textual --delta=0.05 --port=8000
+    calm-beam serve --manifest=calibration --consistency=textual --delta=0.05 --losses=losses.jsonl --probe_share=1%
 
 Prompts of all requests are decoded in one batch, which they join and leave at any step: POST /v1/completions, and
 /v1/chat/completions where a chat template was calibrated, both with streaming. A wrong request gets a status of 4xx,

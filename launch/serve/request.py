@@ -9,7 +9,7 @@ from typing import ClassVar
 from calm_beam.errors import UsageError
 from calm_beam.extras import imported
 from calm_beam.launch.flags import as_usage
-from calm_beam.launch.flags.shared_options import MetricFiles, check_precision, entry_choice, find_manifest
+from calm_beam.launch.flags.shared_options import MetricFiles, check_precision, find_manifest, one_entry
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.options import Options, again, option, switch
 from calm_beam.options.groups import (
@@ -166,7 +166,7 @@ def prepare(request: ServeRequest) -> Served:
     check_precision(request, manifest.decode)
     try:
         with as_usage():
-            entry = manifest.calibration(entry_choice(request, manifest))
+            entry = manifest.calibration(one_entry(request, manifest))
         if request.losses is not None:
             if request.full_model:
                 raise UsageError("--losses: with --full_model no answer loses anything. Leave one of them out.")

@@ -23,7 +23,7 @@ from prometheus_client import exposition
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from calm_beam.launch.flags import UsageError, as_usage, naming
-from calm_beam.launch.flags.shared_options import declared, entry_choice, entry_in_words, metric_settings
+from calm_beam.launch.flags.shared_options import declared, entry_in_words, metric_settings, one_entry
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.interrupts import leave_at_once
 from calm_beam.manifest import ManifestError, times_as_fast
@@ -269,7 +269,7 @@ def _load(request: ServeRequest, served: Served) -> "tuple[Generator, LossProbe 
                 request.model_of(manifest),
                 declared=declared(request),
                 vocabulary=request.vocabulary,
-                choice=entry_choice(request, manifest),
+                choice=one_entry(request, manifest),
                 **request.asked_of_decoder(),
                 exact_engine=request.exact_engine,
             )

@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: pathlib.Path, monkeyp
 
 
 def test_a_file_system_that_can_only_be_read_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be written since its file system is mounted for reading is not called a permission."""
+    """A file system that can only be read is named as the reason, not a denied permission."""
     real = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(f_flag=real.f_flag | os.ST_RDONLY))

@@ -1,7 +1,7 @@
 r"""Answers prompts, one per line, under a manifest: JSON lines with the text and the number of decoder layers saved.
 
-    python examples/batch_inference.py --manifest=demo/manifest.json --delta=0.05 \
-        --prompts=prompts.txt --answers=answers
+    python examples/batch_inference.py --manifest=demo/manifest.json \
+        --consistency=textual --delta=0.05 --prompts=prompts.txt --answers=answers
 
 The entry of the manifest is chosen by `--consistency`, `--metric` and `--delta`, as far as there are several.
 `--model` is the folder of the model; by default the one that the manifest names.

@@ -32,7 +32,7 @@ from calm_beam import __version__
 from calm_beam.errors import CalmBeamError, os_error_in_words
 from calm_beam.text import printable_line
 
-from .commands import COMMANDS, command_module, left_out
+from .commands import COMMANDS, command_module, is_installed, left_out
 from .flags import HelpShown, UsageError
 from .flags.requests import JSON, LOG_TO, REQUIRED, UNPROVED, without_result_flags
 from .terminal import say
@@ -153,11 +153,15 @@ def _status() -> int:
 
 
 def _usage() -> str:
+    here = {name: text for name, text in COMMANDS.items() if is_installed(name)}
     commands = "\n".join(
-        textwrap.fill(f"  {name:<11} {text}", width=80, subsequent_indent=" " * 14) for name, text in COMMANDS.items()
+        textwrap.fill(f"  {name:<11} {text}", width=80, subsequent_indent=" " * 14) for name, text in here.items()
     )
+    elsewhere = [name for name in COMMANDS if name not in here]
+    missing = f"Not in calm-beam-serving, but in calm-beam: {', '.join(elsewhere)}."
+    more = f"{textwrap.fill(missing, width=80)}\n\n" if elsewhere else ""
     return (
-        f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\n"
+        f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\n{more}"
         "calm-beam COMMAND --help shows the usual flags of a command, and examples;\n--help-all shows all flags."
     )
 

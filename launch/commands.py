@@ -1,6 +1,7 @@
 """The commands, what each does, and where their flags are."""
 
 import importlib
+import importlib.util
 from typing import Any
 
 from .flags import FlagParser
@@ -34,6 +35,11 @@ def command_module(command: str) -> Any:
     Importing it imports no other command. Beam and JAX take seconds to import, so it imports them after parsing flags.
     """
     return importlib.import_module(f"calm_beam.launch.{command}")
+
+
+def is_installed(command: str) -> bool:
+    """Returns whether the installed distribution includes a command; imports nothing of it."""
+    return importlib.util.find_spec(f"calm_beam.launch.{command}") is not None
 
 
 def flag_parsers(command: str) -> tuple[FlagParser, ...]:

@@ -1,6 +1,7 @@
-"""`calm-beam monitor`: watches the losses of a model in service, and raises an alarm when they show a broken bound.
+r"""`calm-beam monitor`: watches the losses of a model in service, and raises an alarm when they show a broken bound.
 
-    calm-beam monitor --manifest=calibration --losses=losses.txt --state=monitor.json --alpha=0.05
+    calm-beam monitor --manifest=calibration --consistency=textual --delta=0.05 \
+        --losses=losses.jsonl --state=monitor.json
 
 One loss per line, measured on served prompts as the calibration measured it: a number, the word `missing` for a loss
 that could not be measured, or a row that `calm_beam.serving.LossProbe` wrote, whose loss is missing if it has a
@@ -36,7 +37,13 @@ from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.inputs.examples import bounded_lines
 from calm_beam.launch.flags import FlagParser, naming, parsed, request_parser
 from calm_beam.launch.flags.requests import with_result
-from calm_beam.launch.flags.shared_options import check_parent, entry_choice, entry_in_words, find_manifest
+from calm_beam.launch.flags.shared_options import (
+    check_parent,
+    entry_choice,
+    entry_in_words,
+    find_manifest,
+    watched_entry,
+)
 from calm_beam.launch.terminal import give, say, tell
 from calm_beam.launch.terminal.interrupts import INTERRUPTED
 from calm_beam.manifest import (
@@ -124,13 +131,7 @@ def _watched(manifest: Manifest | SettingManifest, choice: EntryChoice) -> Watch
     """Returns the entry that is chosen."""
     if isinstance(manifest, SettingManifest):
         return _watched_setting(manifest, choice)
-    entry = _chosen_entry(manifest, choice)
-    return Watched(
-        promise=WatchedPromise.of(manifest, entry),
-        tail=entry.objective.tail,
-        words=entry_in_words(entry),
-        remedy="Serve the full model, and calibrate again.",
-    )
+    return watched_entry(manifest, _chosen_entry(manifest, choice))
 
 
 def _watched_setting(manifest: SettingManifest, choice: EntryChoice) -> Watched:

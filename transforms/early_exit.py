@@ -262,8 +262,8 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
     def _check(self, manifest: Manifest) -> None:
         """Refuses what can be refused here."""
         from calm_beam.serving.agreement import servable_settings
-        from calm_beam.serving.host import check_sampled
-        from calm_beam.serving.loss_meter import check_exits, check_share
+        from calm_beam.serving.loss_meter import check_share
+        from calm_beam.serving.watched import check_exits, check_sampled
 
         entry = manifest.calibration(self._choice)
         self._width = servable_settings(manifest, entry, confidence=self._choice.confidence).max_input_length

@@ -6,7 +6,7 @@ The losses forecast when a sequential calibration may stop.
 import dataclasses
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -37,10 +37,12 @@ class EntryLosses:
       entry: The entry.
       losses: shape (examples, thresholds), int64 in units of 2^-32, in the testing order; None if the entry's metric is
         not built in: a user's metric is imported only where the user names it.
+      is_of_its_exits: Whether the entry's threshold is one of the exits that the losses were measured with.
     """
 
     entry: Calibration
     losses: np.ndarray | None
+    is_of_its_exits: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,12 @@ def read_pilot(path: str) -> PilotRun:
     on_error = manifest.plan.on_error if manifest and manifest.plan else "fail"
     read = _read_back(folder, job, finished.shards, objectives, thresholds=thresholds, on_error=on_error)
     entries = tuple(
-        EntryLosses(entry=entry, losses=read.losses[:, objectives.index(entry.objective)] if _is_ours(entry) else None)
+        EntryLosses(
+            entry=entry,
+            losses=read.losses[:, objectives.index(entry.objective)] if _is_ours(entry) else None,
+            is_of_its_exits=entry.variant is None
+            or all(getattr(job.settings.rule, name) == value for name, value in entry.variant.fields_of_rule().items()),
+        )
         for entry in (manifest.calibrations if manifest else ())
     )
     start, end = _outside(timings, run, scoring=read.seconds * finished.examples)
@@ -237,12 +244,14 @@ class StopForecast:
       delta: Risk tolerance, the entry's or another.
       epsilon: Allowed probability of error, the entry's or another.
       stop: The expected stop; None if the entry's losses are unknown.
+      is_of_its_exits: As in `EntryLosses`.
     """
 
     entry: Calibration
     delta: float
     epsilon: float
     stop: ExpectedStop | None
+    is_of_its_exits: bool = True
 
     @property
     def is_as_asked(self) -> bool:
@@ -266,6 +275,7 @@ def stop_forecasts(
     power: float,
     replications: int,
     seed: int,
+    simulating: Callable[[Calibration, float], None] = lambda entry, delta: None,
 ) -> list[StopForecast]:
     """Returns when a sequential calibration may stop, once for each guarantee in the pilot's entries.
 
@@ -277,12 +287,14 @@ def stop_forecasts(
       power: Share of whole runs that must prove the forecast threshold.
       replications: Number of simulated calibrations.
       seed: Seed of the simulation.
+      simulating: Called with the entry and the tolerance of each simulation before it, which may take seconds.
     """
     looks = looks_at(job.examples, first=round_examples(job))
     found = []
     for each, own_delta, own_epsilon in _asked(run, delta=delta, epsilon=epsilon):
         stop = None
         if each.losses is not None:
+            simulating(each.entry, own_delta)
             stop = expected_stop(
                 each.losses,
                 delta=own_delta,
@@ -292,7 +304,15 @@ def stop_forecasts(
                 replications=replications,
                 seed=seed,
             )
-        found.append(StopForecast(entry=each.entry, delta=own_delta, epsilon=own_epsilon, stop=stop))
+        found.append(
+            StopForecast(
+                entry=each.entry,
+                delta=own_delta,
+                epsilon=own_epsilon,
+                stop=stop,
+                is_of_its_exits=each.is_of_its_exits,
+            )
+        )
     return found
 
 

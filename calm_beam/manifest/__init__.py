@@ -41,6 +41,7 @@ from ._entries import with_words as with_words
 from ._entries import without_keys as without_keys
 from ._manifest import SCHEMA as SCHEMA
 from ._manifest import SCHEMAS as SCHEMAS
+from ._manifest import EntryChoiceError as EntryChoiceError
 from ._manifest import Manifest as Manifest
 from ._manifest import SettingManifest as SettingManifest
 from ._manifest import about_settings as about_settings

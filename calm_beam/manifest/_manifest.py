@@ -56,6 +56,21 @@ _WITHOUT_GROUPS = ": the manifest was calibrated without --group_key."
 _Entry = TypeVar("_Entry", Calibration, SettingCalibration)
 
 
+class EntryChoiceError(ManifestError):
+    """A choice that no entry matches, or several.
+
+    Attributes:
+      reason: Why, without a list of the entries.
+      entries: Those to choose from.
+    """
+
+    def __init__(self, reason: str, entries: Sequence[Calibration] | Sequence[SettingCalibration]) -> None:
+        """Names the entries after the reason."""
+        super().__init__(f"{reason}: {_listed(entries)}.")
+        self.reason = reason
+        self.entries = tuple(entries)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WrittenManifest(Record, Generic[_Entry]):
     """The results of tests, with their data and plan, whether thresholds or settings were tested.
@@ -230,7 +245,8 @@ class WrittenManifest(Record, Generic[_Entry]):
           The entry. Its `threshold` is None if no threshold was found safe: then never exit early. So is `setting`.
 
         Raises:
-          ManifestError: If no entry or more than one matches; the message lists those there are.
+          EntryChoiceError: If no entry or more than one matches; the message lists those there are.
+          ManifestError: If it names a group or a value that no entry has.
         """
         choice = with_words(choice, words, function=self.calibration)
         found = self.matching(choice)
@@ -242,13 +258,13 @@ class WrittenManifest(Record, Generic[_Entry]):
         )
         if not found:
             there = self.of_group(choice.group) or self.calibrations
-            raise ManifestError(f"no calibration has {described}. The manifest has: {_listed(there)}.")
+            raise EntryChoiceError(f"no calibration has {described}. The manifest has", there)
         differing = [
             name for name in PROMISE if name not in asked and len({getattr(entry, name, None) for entry in found}) > 1
         ]
         remedy = f"Say which {' and '.join(differing)}" if differing else "Choose one from `calibrations`"
         has = f"{len(found)} calibrations have {described}" if asked else f"there are {len(found)} calibrations"
-        raise ManifestError(f"{has}. {remedy}: {_listed(found)}.")
+        raise EntryChoiceError(f"{has}. {remedy}", found)
 
     def _asked(self, choice: EntryChoice) -> dict[str, str | float | None]:
         """Returns the values of a choice, as messages print them."""

@@ -32,6 +32,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.inputs.set_parts import CONFIRMING
+from calm_beam.manifest import Variant
 from calm_beam.manifest.files import FAILURES, MANIFEST
 from calm_beam.storage import (
     base_name,
@@ -277,9 +278,10 @@ class GenerationsHome(Home[G]):
                 f"{_GENERATIONS}/<fingerprint>."
             )
         if len(found) > 1:
+            listed = "".join(f"\n  {folder}  ({_exits_of(folder)})" for folder in found)
             raise UsageError(
-                f"{flag} {path}: holds {len(found)} folders. Name one: {', '.join(found)}. A calibration sweeps "
-                "several ways of exiting unless it names one, such as --confidence=softmax, which leaves one folder."
+                f"{flag} {path}: holds {len(found)} folders. Name one:{listed}\nA calibration sweeps several ways of "
+                "exiting unless it names one, such as --confidence=softmax, which leaves one folder."
             )
         return found[0]
 
@@ -393,3 +395,13 @@ def check_may_choose(folder: str, job: DecodeJob) -> None:
             f"{folder}: its examples are a holdout that has already confirmed a choice. Tested again, they prove "
             "nothing: take fresh data."
         )
+
+
+def _exits_of(folder: str) -> str:
+    """Returns how the outputs of a folder exit, if it says so."""
+    try:
+        rule = DecodeJob.read(folder).settings.rule
+    except (OSError, OutputsError):
+        return "unknown exits"
+    names = ("confidence", "tau", "min_exit_layer", "exit_interval")
+    return Variant(**{name: getattr(rule, name) for name in names}).in_words()

@@ -32,7 +32,7 @@ from calm_beam.serving.agreement import (
     recorded_vocabulary,
     served_engine,
 )
-from calm_beam.serving.loss_meter import check_exits, check_watchable
+from calm_beam.serving.watched import check_exits, check_watchable
 from calm_beam.storage import absolute
 from calm_beam.text import counted
 

@@ -471,9 +471,10 @@ class WatchedRisk:
             alarm = f"ALARM at loss {monitor.alarm_at:,}: "
         elif monitor.missing_alarm_at is not None:
             alarm = f"ALARM at loss {monitor.missing_alarm_at:,}, or losses are missing: "
+        awaited = "" if alarm else f", and {1 / monitor.alpha:g} raises an alarm"
         return (
-            f"{alarm}{group}delta {self.promise.delta:g}, {losses}{missing}, {mean}; evidence "
-            f"{monitor.capital:.3g}, and {1 / monitor.alpha:g} raises an alarm"
+            f"{alarm}{group}delta {self.promise.delta:g}, {losses}{missing}, {mean}; capital "
+            f"{monitor.capital:.3g}{awaited}"
         )
 
     @classmethod

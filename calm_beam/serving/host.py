@@ -11,14 +11,15 @@ from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.settings import recorded_precision
 from calm_beam.errors import CalmBeamError
-from calm_beam.manifest import Calibration, EntryChoice, Manifest, ManifestError, read_manifest
+from calm_beam.manifest import EntryChoice, Manifest, ManifestError, read_manifest
 from calm_beam.precision import Precision
 from calm_beam.risk.monitor import SampledLoss, WatchedPromise
 
 from .answer import Answer, OutputError, ProbedAnswer, PromptError, ServedRequest, Unanswered, exit_tests
 from .generator import Generator, on_device
-from .loss_meter import AnsweredRequest, LossMeter, MeasuredLoss, check_watchable
+from .loss_meter import AnsweredRequest, LossMeter, MeasuredLoss
 from .questions import HostedModel, NamedPrompt, Outcome, Question, Reply, Sampling
+from .watched import check_sampled
 
 # Most generators that are kept: each holds its decoder's form of the weights. Others are dropped, and rebuilt on
 # request.
@@ -230,21 +231,3 @@ def _promise(generator: Generator, group: str | None) -> WatchedPromise | None:
     if entry.threshold is None or entry.group != (group or generator.entry.group):
         return None
     return WatchedPromise.of(generator.manifest, entry)
-
-
-def check_sampled(manifest: Manifest, entry: Calibration) -> None:
-    """Refuses to sample where losses of answers, as they are given, tell nothing about the promise.
-
-    Args:
-      manifest: The manifest.
-      entry: Its entry that is served.
-
-    Raises:
-      ManifestError: If the promise is about clusters of prompts, or about losses that need references.
-    """
-    check_watchable(manifest)
-    if entry.consistency == "risk":
-        raise ManifestError(
-            "the entry is of risk consistency, whose losses need references, which prompts do not have. Sample under "
-            "an entry of textual consistency, or test labelled data with calm-beam verify."
-        )

@@ -12,13 +12,14 @@ from typing import Self
 from calm_beam.decoding.batch import OnShape
 from calm_beam.inputs.examples import AnyPrompt
 from calm_beam.inputs.vocabularies.vocabulary import reference_text
-from calm_beam.manifest import Calibration, Manifest, ManifestError
+from calm_beam.manifest import ManifestError
 from calm_beam.metrics import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.registry import check_may_run, check_source, checked_score, get_metric
 from calm_beam.risk.losses import losses_of_scores
 
 from .answer import Answer, PromptError
 from .generator import Generator
+from .watched import check_watchable
 
 _HASHED_BITS = 64
 LONGEST_REASON = 200
@@ -239,18 +240,3 @@ def check_share(share: float) -> None:
     """Raises ValueError for a share that is not in (0, 1]."""
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], got {share}. It is a fraction: for 5 % pass 0.05.")
-
-
-def check_watchable(manifest: Manifest) -> None:
-    """Raises ManifestError for a manifest whose promises single requests tell nothing about."""
-    if manifest.data.clusters is not None:
-        raise ManifestError(
-            "the manifest is about clusters of prompts, whose mean losses are watched: single requests do not "
-            "give them. Measure whole clusters, and give calm-beam monitor their means."
-        )
-
-
-def check_exits(entry: Calibration) -> None:
-    """Raises ManifestError for an entry that has no risk."""
-    if entry.threshold is None:
-        raise ManifestError("the entry says never exit: there is no risk to watch.")

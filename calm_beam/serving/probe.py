@@ -24,8 +24,8 @@ from calm_beam.storage import append_line
 
 from .answer import Answer
 from .generator import Generator
-from .loss_meter import LONGEST_REASON, LossMeter, MeasuredLoss, check_exits, check_share, check_watchable
-from .watched import make_losses_file
+from .loss_meter import LONGEST_REASON, LossMeter, MeasuredLoss, check_share
+from .watched import check_exits, check_watchable, make_losses_file
 
 
 class LossProbe(LossMeter):

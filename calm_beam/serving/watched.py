@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from calm_beam.errors import CalmBeamError, UsageError
 from calm_beam.inputs.examples import check_utf_8
+from calm_beam.manifest import Calibration, Manifest, ManifestError
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
 from calm_beam.storage import check_writable, is_cloud_path, is_folder, parent, strict_json
 from calm_beam.text import counted, written_float
@@ -52,6 +53,39 @@ def make_losses_file(path: str) -> None:
     check_writable(path)
     with open(path, "ab"):
         pass
+
+
+def check_watchable(manifest: Manifest) -> None:
+    """Raises ManifestError for a manifest whose promises single requests tell nothing about."""
+    if manifest.data.clusters is not None:
+        raise ManifestError(
+            "the manifest is about clusters of prompts, whose mean losses are watched: single requests do not "
+            "give them. Measure whole clusters, and give calm-beam monitor their means."
+        )
+
+
+def check_exits(entry: Calibration) -> None:
+    """Raises ManifestError for an entry that has no risk."""
+    if entry.threshold is None:
+        raise ManifestError("the entry says never exit: there is no risk to watch.")
+
+
+def check_sampled(manifest: Manifest, entry: Calibration) -> None:
+    """Refuses to sample where losses of answers, as they are given, tell nothing about the promise.
+
+    Args:
+      manifest: The manifest.
+      entry: Its entry that is served.
+
+    Raises:
+      ManifestError: If the promise is about clusters of prompts, or about losses that need references.
+    """
+    check_watchable(manifest)
+    if entry.consistency == "risk":
+        raise ManifestError(
+            "the entry is of risk consistency, whose losses need references, which prompts do not have. Sample under "
+            "an entry of textual consistency, or test labelled data with calm-beam verify."
+        )
 
 
 def read_losses(lines: Iterable[tuple[int, str]], name: str, *, watched: Watched) -> Iterator[float | None]:
@@ -144,9 +178,9 @@ def shown_in_words(monitor: RiskMonitor, entry: Watched) -> str:
     if monitor.missing_alarm_at:
         return (
             f"{watched}.\nALARM at loss {monitor.missing_alarm_at}: the risk exceeds delta {monitor.delta:g}, or "
-            f"losses are missing. With each missing one counted as 1 the evidence has reached {raised}; with each "
-            f"counted as {lowest} it stands at {monitor.capital:.3g}, which does not prove that the risk exceeds "
+            f"losses are missing. With each missing one counted as 1 the capital has reached {raised}; with each "
+            f"counted as {lowest} it is {monitor.capital:.3g}, which does not prove that the risk exceeds "
             "delta. Find out why losses are missing, and test labelled data with calm-beam verify."
         )
     worst = f" ({monitor.worst_capital:.3g} with each missing loss counted as 1)" if monitor.missing else ""
-    return f"{watched}.\nNo alarm: the evidence stands at {monitor.capital:.3g}{worst}; {raised} raises it."
+    return f"{watched}.\nNo alarm: the capital is {monitor.capital:.3g}{worst}; {raised} raises an alarm."

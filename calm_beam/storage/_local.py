@@ -107,6 +107,8 @@ def check_writable(path: AnyPath) -> None:
     if not folder.is_dir():
         raise NotADirectoryError(f"{path}: {folder} is a file, expected a folder.")
     if not os.access(folder, os.W_OK):
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            raise OSError(f"{path}: {folder} is on a file system that can only be read. Choose another place.")
         raise PermissionError(f"{path}: permission denied: {folder} cannot be written.")
 
 

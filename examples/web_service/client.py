@@ -1,8 +1,8 @@
 """A client of `calm-beam serve`: sends a prompt, again as a stream, and prints at which layer each token exited.
 
-After `pip install openai`, and `calm-beam serve --manifest=calibration --checkpoint=model --port=8000`:
+After `pip install openai`, and `calm-beam serve --manifest=calibration --consistency=textual --delta=0.05`:
 
-    python client.py --url=http://localhost:8000 'A cat sits on the mat.'
+    python client.py --url=http://localhost:8000 'Do they want to repair their car?'
 """
 
 import argparse

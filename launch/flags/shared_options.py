@@ -11,15 +11,18 @@ model say what its arrays do not show.
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calm_beam.inputs import AS_USUAL, DataFiles, NoFilesError, Reading
 from calm_beam.manifest import (
     MANIFEST,
+    PROMISE,
     Calibration,
     DecodeRecord,
     EntryChoice,
+    EntryChoiceError,
     Manifest,
     ManifestError,
     SettingManifest,
@@ -29,6 +32,8 @@ from calm_beam.metrics.registry import BLEURT, METRICS, checked_score, full_name
 from calm_beam.options import Options, option
 from calm_beam.options.groups import DataSource, Entry, ModelFacts, RecordedPrecision
 from calm_beam.options.kinds import Kind, ValueRefusedError
+from calm_beam.risk.monitor import WatchedPromise
+from calm_beam.serving.watched import Watched
 from calm_beam.storage import (
     absolute,
     check_writable,
@@ -328,6 +333,52 @@ def entry_choice(request: Entry, manifest: Manifest | SettingManifest) -> EntryC
     except ManifestError as error:
         raise UsageError(str(error)) from error
     return choice
+
+
+def one_entry(request: Entry, manifest: Manifest) -> EntryChoice:
+    """Returns which one entry of a manifest a request names.
+
+    Raises:
+      UsageError: If it names none, or several: then the message has the flags of each, a line for each.
+    """
+    choice = entry_choice(request, manifest)
+    try:
+        manifest.calibration(choice)
+    except EntryChoiceError as error:
+        # The manifest is sound; what was asked for is not in it.
+        flags = [_flags_of(entry, among=error.entries) for entry in error.entries]
+        if len(set(flags)) < len(flags):
+            raise UsageError(str(error)) from error
+        listed = "".join(f"\n  {line}" for line in flags)
+        raise UsageError(f"{error.reason}:{listed}") from error
+    except ManifestError as error:
+        raise UsageError(str(error)) from error
+    return choice
+
+
+def _flags_of(entry: Any, *, among: Sequence[Any]) -> str:
+    """Returns the flags that distinguish an entry from others, as few as do; all where there are no others."""
+    telling: list[str] = []
+    for name in PROMISE:
+        kinds, more = (
+            {tuple(getattr(each, one) for one in names) for each in among} for names in (telling, [*telling, name])
+        )
+        if len(more) > len(kinds):
+            telling.append(name)
+    # Consistencies have losses of their own: then the first of the two is enough.
+    return " ".join(
+        f"--{name}={shlex.quote(str(getattr(entry, name)))}" for name in telling or PROMISE if getattr(entry, name)
+    )
+
+
+def watched_entry(manifest: Manifest, entry: Calibration) -> Watched:
+    """Returns what losses of an entry's answers are held against, with the words for it."""
+    return Watched(
+        promise=WatchedPromise.of(manifest, entry),
+        tail=entry.objective.tail,
+        words=entry_in_words(entry),
+        remedy="Serve the full model (calm-beam serve --full_model), and calibrate again.",
+    )
 
 
 def check_precision(request: RecordedPrecision, decode: DecodeRecord) -> None:

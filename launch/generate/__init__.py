@@ -1,8 +1,14 @@
-"""`calm-beam generate`: answers prompts under a manifest, really skipping layers.
+r"""`calm-beam generate`: answers prompts under a manifest, really skipping layers.
 
-    calm-beam generate --manifest=calibration --checkpoint=model --prompt='A cat sits on the mat.'
-    calm-beam generate --manifest=calibration --checkpoint=model --input=prompts.jsonl --output=answers.jsonl
-    calm-beam generate --manifest=calibration --checkpoint=model --input='prompts/*.jsonl.gz' --output=answers/
+    calm-beam generate --manifest=calibration --consistency=textual --delta=0.05 \
+        --prompt='Do they want to repair their car?'
+    calm-beam generate --manifest=calibration --consistency=textual --delta=0.05 \
+        --input=prompts.jsonl --output=answers.jsonl
+    calm-beam generate --manifest=calibration --consistency=textual --delta=0.05 \
+        --input='prompts/*.jsonl.gz' --output=answers/
+
+`--consistency`, `--metric`, `--delta` and so on name one entry of the manifest, as far as it has several. The model is
+in the folder that the manifest names, unless `--checkpoint` says otherwise.
 
 Without `--prompt` and `--input`, prompts are read from standard input, one a line, and answered as they come. Files
 are of the formats that `--data` of `calibrate` takes, told by their suffixes.

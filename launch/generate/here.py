@@ -22,10 +22,10 @@ from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.shared_options import (
     check_precision,
     declared,
-    entry_choice,
     find_files,
     find_manifest,
     find_output,
+    one_entry,
 )
 from calm_beam.launch.terminal import PlainConsole, say, say_detail
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
@@ -203,7 +203,7 @@ def _generator(request: GenerateRequest, manifest: Manifest) -> "Generator":
         request.model_of(manifest),
         declared=declared(request),
         vocabulary=request.vocabulary,
-        choice=entry_choice(request, manifest),
+        choice=one_entry(request, manifest),
         **request.asked_of_decoder(),
         exact_engine=request.exact_engine,
     )

@@ -3,28 +3,31 @@
 Everything is checked before the pipeline runs.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
 import shlex
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.errors import UsageError
+from calm_beam.inputs.examples import DataError
 from calm_beam.launch.flags import as_usage, naming
 from calm_beam.launch.flags.requests import calling
 from calm_beam.launch.flags.shared_options import (
     check_precision,
-    entry_choice,
     find_files,
     find_manifest,
     metric_settings,
+    one_entry,
 )
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import paths_by_flag
-from calm_beam.launch.runners.run import RunMetrics, what_is_left_told
+from calm_beam.launch.runners.run import PipelineError, RunMetrics, what_is_left_told
 from calm_beam.launch.terminal import say, say_detail, tell
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.manifest.files import FAILURES
@@ -71,7 +74,7 @@ def answer_in_shards(request: GenerateRequest, options: PipelineOptions) -> Fini
         _check_flags(request)
     manifest = read_manifest(find_manifest(request.manifest))
     check_precision(request, manifest.decode)
-    with as_usage():
+    with as_usage(), _unreadable_rows_told(request):
         workers, prepared, output = _prepared(request, options, manifest)
     assignment = prepared.assignment(output)
     for entry in _entries(prepared):
@@ -80,7 +83,7 @@ def answer_in_shards(request: GenerateRequest, options: PipelineOptions) -> Fini
     home = AnswerHome(output)
     home.begin([prepared.job], resume=request.resume, overwrite=request.overwrite, tell=say)
     left = functools.partial(home.after_failure, output, is_over=workers.are_here)
-    with what_is_left_told(left, but=OutputsError):
+    with what_is_left_told(left, but=OutputsError), _unreadable_rows_told(request):
         metrics = _run(prepared, assignment, workers=workers)
         if workers.template:
             return workers.template
@@ -89,6 +92,20 @@ def answer_in_shards(request: GenerateRequest, options: PipelineOptions) -> Fini
         home.remove_temporary_files()
     _tell(finished, assignment, manifest=request.manifest, metrics=metrics, seconds=time.monotonic() - start)
     return finished
+
+
+@contextlib.contextmanager
+def _unreadable_rows_told(request: GenerateRequest) -> Iterator[None]:
+    """Adds to errors of data why `--on_error=list` did not list them, if it was asked for."""
+    try:
+        yield
+    except (DataError, PipelineError) as error:
+        is_about_data = isinstance(error, DataError) or error.cause is DataError
+        if request.on_error != "list" or not is_about_data:
+            raise
+        why = "--on_error=list is about prompts that cannot be decoded: a row that cannot be read ends the run."
+        words = f"{error} {why}"
+        raise (DataError(words) if isinstance(error, DataError) else PipelineError(words, cause=DataError)) from error
 
 
 def _check_flags(request: GenerateRequest) -> None:
@@ -152,7 +169,7 @@ def _asked(request: GenerateRequest, manifest: Manifest, *, num_shards: int | No
     own = {
         "manifest": manifest,
         "model": request.named_model,
-        "choice": entry_choice(request, manifest),
+        "choice": one_entry(request, manifest),
         "metric_settings": metric_settings(request),
         "num_shards": num_shards,
     }

@@ -6,10 +6,12 @@ answers for thresholds whose expected loss is 0.03, 0.05 or 0.07: with so many e
 probability `--power`. Without more said, losses are taken to be 0 or 1, the widest spread there is; `--loss_std`
 narrows it (to a beta distribution), and a file of `--pilot` has some losses that were measured, one per line.
 
-    calm-beam plan --pilot=calibration --examples=1e6 --workers=20 --price_per_hour=0.7
+    calm-beam calibrate --confidence=softmax --output=pilot
+    calm-beam plan --pilot=pilot --examples=1e6 --workers=20 --price_per_hour=0.7
 
-takes the output directory of a small calibration, and says from what was measured there what a large one takes: hours,
-money, bytes and memory, into how many shards to divide it, and what watching the proof while it grows may save.
+takes the output directory of a small calibration of one measure, and says from what was measured there what a large one
+takes: hours, money, bytes and memory, into how many shards to divide it, and what watching the proof while it grows may
+save.
 
     calm-beam plan --device=v5e --checkpoint=checkpoints/my_t5 --dtype=bfloat16
 

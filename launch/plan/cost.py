@@ -19,6 +19,7 @@ from calm_beam.launch.device_times import device_times_in_words, device_times_re
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.terminal import PlainConsole, give, say, tell
 from calm_beam.launch.terminal.lines import PlainTable
+from calm_beam.manifest import Calibration
 from calm_beam.outputs.sharding import shards_for
 from calm_beam.precision import Precision
 from calm_beam.report import write_page
@@ -45,7 +46,6 @@ def plan_cost(request: PlanRequest) -> int:
     forecasts = []
     # Clusters would have to be drawn whole.
     if run.entries and not run.clusters:
-        say("simulating sequential calibrations")
         forecasts = stop_forecasts(
             run,
             job,
@@ -54,6 +54,7 @@ def plan_cost(request: PlanRequest) -> int:
             power=request.power,
             replications=_replications(request),
             seed=request.seed,
+            simulating=_say_simulated,
         )
     saved = _saved_in_words(forecasts, job, cost, price=request.price_per_hour)
     notes = [*([] if saved is None else [saved]), *_about_stops(run, job, request=request)]
@@ -80,6 +81,11 @@ def plan_cost(request: PlanRequest) -> int:
         write_page(page, output)
         tell(f"Page: {output}")
     return 0
+
+
+def _say_simulated(entry: Calibration, delta: float) -> None:
+    kind, metric = entry.objective.consistency_in_words(), printable_line(entry.metric)
+    say(f"simulating sequential calibrations of {kind}, {metric}, delta {delta:g}")
 
 
 def _check_device(request: PlanRequest, device: str) -> None:
@@ -229,13 +235,18 @@ def _about_stops(run: PilotRun, job: Job, *, request: PlanRequest) -> list[str]:
     if run.clusters:
         return ["For clusters there is no forecast of what stopping early may save."]
     notes = [
-        f"To be proved: the lowest threshold that {request.power:.0%} of whole runs prove, by the signed mixture, "
-        f"whose proof may be watched, after every {round_examples(job):,} examples at first. Simulated by drawing "
-        f"from the pilot's losses ({counted(_replications(request), 'run')}, seed {request.seed}): a "
-        "forecast, and no promise."
+        f"To be proved: the lowest threshold that {request.power:.0%} of runs over all examples prove. A sequential "
+        f"run tests after every {round_examples(job):,} examples at first, later after more, by signed_mixture, which "
+        "holds however often it tests. Simulated by drawing from the pilot's losses "
+        f"({counted(_replications(request), 'run')}, seed {request.seed}): a forecast, and no promise."
     ]
     if any(losses.entry.group is not None for losses in run.entries):
         notes.append("Not forecast: entries of groups, for which a sequential run waits too.")
+    if not all(losses.is_of_its_exits for losses in run.entries):
+        notes.append(
+            'Where the pilot\'s threshold is "other exits", the calibration chose exits of another folder, and the '
+            "forecast is for those of this one."
+        )
     if any(losses.losses is None for losses in run.entries):
         notes.append("Not forecast: metrics that are not calm-beam's own, whose code a manifest cannot have imported.")
     return notes
@@ -251,6 +262,8 @@ def _stop_row(each: StopForecast, run: PilotRun, job: Job) -> StopRow:
             proved, between = f"{run.thresholds[stop.place]:g}", f"{low} to {high}"
             saved = _share(1 - stop.shares[0])
     chosen = "never exit" if entry.threshold is None else f"{entry.threshold:g}"
+    if not each.is_of_its_exits:
+        chosen = "other exits"
     return StopRow(
         kind=entry.objective.consistency_in_words(),
         metric=printable_line(entry.metric),

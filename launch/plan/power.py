@@ -192,9 +192,9 @@ def _left_out(run: _Run) -> str:
     if run.request.p_values or not names:
         return ""
     return (
-        f"Left out, since they bet in an order and take a simulation, perhaps minutes: {' and '.join(names)} "
-        f"(--p_value={','.join(names)}). calibrate takes star_bets by default, unless losses are 0 or 1, or too many "
-        "to keep."
+        f"Left out, since only a simulation tells, which takes a while: {' and '.join(names)}. Ask for them by "
+        f"--p_value={','.join(names)}. calibrate takes star_bets by default, unless losses are 0 or 1, or too many to "
+        "keep."
     )
 
 

@@ -49,23 +49,32 @@ def _price(value: Any) -> float:
     return found
 
 
+def _one_number(text: str) -> float:
+    if "," in text:
+        raise ValueRefusedError(f"plan takes one number, got {text!r:.40}: plan for one after the other")
+    return written_float(text)
+
+
+_ONE_NUMBER = dataclasses.replace(number, read=_one_number)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned(Options):
     """The quantity that is planned, and its input."""
 
     pilot: str | os.PathLike[str] | None = option(
         None,
-        "what was measured: the output directory of a small calibration, to forecast the cost of a large one, or a "
-        "file with one loss per line, instead of --risk_guess and --loss_std; of examples that the calibration will "
-        "not use",
+        "what was measured: the output directory of a small calibration of one measure (calibrate "
+        "--confidence=softmax), to forecast the cost of a large one, or a file with one loss per line, instead of "
+        "--risk_guess and --loss_std; of examples that the calibration will not use",
     )
     delta: float | None = option(
-        None, f"risk tolerance, in (0, 1); default: {DELTA:g}, with a run those of its manifest", kind=number
+        None, f"risk tolerance, in (0, 1); default: {DELTA:g}, with a run those of its manifest", kind=_ONE_NUMBER
     )
     epsilon: float | None = option(
         None,
         f"allowed probability of error, in (0, 1); default: {EPSILON:g}, with a run those of its manifest",
-        kind=number,
+        kind=_ONE_NUMBER,
     )
     power: float = option(0.9, "probability of acceptance asked for, in (0, 1)", kind=number)
     replications: int | None = option(

@@ -1,7 +1,7 @@
 """`calm-beam serve`: answers prompts over HTTP under a manifest, as OpenAI's interface does.
 
-    calm-beam serve --manifest=calibration --checkpoint=model --port=8000
-    calm-beam serve --manifest=calibration --delta=0.05 --host=0.0.0.0 --losses=losses.jsonl --probe_share=1%
+    calm-beam serve --manifest=calibration --consistency=textual --delta=0.05 --port=8000
+    calm-beam serve --manifest=calibration --consistency=textual --delta=0.05 --losses=losses.jsonl --probe_share=1%
 
 Prompts of all requests are decoded in one batch, which they join and leave at any step: POST /v1/completions, and
 /v1/chat/completions where a chat template was calibrated, both with streaming. A wrong request gets a status of 4xx,
@@ -10,6 +10,7 @@ as `--max_waiting` if that is less.
 
 The port is open at once. Until the model is loaded and all is compiled, GET /readyz answers 503 and says how far that
 is; what is compiled is kept for the next start. GET /healthz, /metrics (for Prometheus) and /manifest are there before.
+`--full_model` runs all layers for every token: after an alarm, until another threshold is calibrated.
 SIGTERM or Ctrl-C ends the service at any time; what was taken is answered first.
 
 Needs pip install 'calm-beam[serve]'. Exit status: 0 ended as it was told, 1 failure, 2 bad usage.
@@ -30,6 +31,7 @@ _ESSENTIALS = (
     "--batch_size",
     "--max_waiting",
     "--lazy",
+    "--full_model",
     "--losses",
     "--probe_share",
     "--delta",

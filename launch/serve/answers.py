@@ -73,6 +73,7 @@ class Head:
       manifest: Digest of the manifest.
       has_ended: Returns whether the last token of an answer ended it.
       group: That the client named, if it did: then choices say what is promised.
+      is_full_model: Whether every token runs all layers, whatever the entry of the group says.
     """
 
     form: Form
@@ -80,6 +81,7 @@ class Head:
     manifest: str
     has_ended: Callable[[Sequence[int]], bool]
     group: str | None
+    is_full_model: bool
     id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
@@ -126,7 +128,7 @@ class Head:
     def _choice(self, place: int, fields: dict[str, object], *, answer: Answer) -> dict[str, object]:
         """Returns the choice that an answer is, or the end of its events."""
         reason = "stop" if self.has_ended(answer.tokens) else "length"
-        about = answer_fields(answer, group=self.group)
+        about = answer_fields(answer, group=self.group, is_full_model=self.is_full_model)
         return _choice_fields(place, {**fields, "calm_beam": about}, finish_reason=reason)
 
 
@@ -134,12 +136,13 @@ def _choice_fields(place: int, fields: dict[str, object], *, finish_reason: str 
     return {"index": place, **fields, "logprobs": None, "finish_reason": finish_reason}
 
 
-def answer_fields(answer: Answer, *, group: str | None) -> dict[str, Any]:
+def answer_fields(answer: Answer, *, group: str | None, is_full_model: bool) -> dict[str, Any]:
     """Returns what is told of an answer apart from its text, and the promise if a group was named: null for none.
 
     Args:
       answer: The answer.
       group: As the client named it. If it did not, the promise is that of every such answer, and `/manifest` has it.
+      is_full_model: Whether the full model answered, whatever the entry of the group says.
     """
     fields = dataclasses.asdict(dataclasses.replace(answer, entry=None))
     # The choice has the reason itself.
@@ -152,7 +155,7 @@ def answer_fields(answer: Answer, *, group: str | None) -> dict[str, Any]:
             if entry is None or entry.group != answer.group
             else {
                 "group": entry.group,
-                "threshold": entry.threshold,
+                "threshold": None if is_full_model else entry.threshold,
                 "delta": entry.delta,
                 "epsilon": entry.epsilon,
             }

@@ -286,6 +286,7 @@ async def _answer(
         manifest=served.manifest.digest,
         has_ended=desk.generator.has_ended,
         group=group,
+        is_full_model=desk.served.is_full_model,
     )
     if question.stream:
         return EventStream(
@@ -304,7 +305,7 @@ def _model(served: Served, *, since: int) -> dict[str, object]:
         "manifest": manifest.digest,
         "max_tokens": manifest.decode.max_decode_length,
         "max_prompt_tokens": manifest.decode.max_input_length,
-        "threshold": entry.threshold,
+        "threshold": served.threshold,
         "delta": entry.delta,
         "epsilon": entry.epsilon,
     }

@@ -19,8 +19,10 @@ from starlette.types import Receive
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.inputs.examples import AnyPrompt
+from calm_beam.launch.flags.shared_options import watched_entry
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
 from calm_beam.serving import Answer, GrowingText, ServedRequest
+from calm_beam.serving.watched import shown_in_words
 
 from .metrics import ServiceMetrics
 from .request import Served
@@ -33,6 +35,22 @@ _log = logging.getLogger("uvicorn.error")
 
 # Chance of ever raising a false alarm, the default of `calm-beam monitor`.
 _ALPHA = 0.05
+_SECONDS_BETWEEN_WARNINGS = 60.0
+
+
+class _Rarely:
+    """Says when a warning about something that may happen with every request is due again."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def is_due(self) -> bool:
+        """Returns whether to log it now: the first time, and a minute after the last at the earliest."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _SECONDS_BETWEEN_WARNINGS
+        return True
 
 
 class Measurements:
@@ -44,6 +62,7 @@ class Measurements:
 
     Attributes:
       left_out: How many there were.
+      unwritten: How many losses were measured, and could not be added to the file.
       monitor: What the losses since the start show. `calm-beam monitor --state` also keeps what was before that.
     """
 
@@ -55,8 +74,10 @@ class Measurements:
           probe: Of the same entry.
           most_waiting: Answers that may wait to be measured, those included that are still being made.
         """
-        self.left_out = 0
+        self.left_out = self.unwritten = 0
         self.monitor = RiskMonitor.of_promise(WatchedPromise.of(generator.manifest, generator.entry), alpha=_ALPHA)
+        self._watched = watched_entry(generator.manifest, generator.entry)
+        self._leaves_out, self._cannot_write = _Rarely(), _Rarely()
         self._group = generator.entry.group
         self._probe = probe
         self._places = threading.BoundedSemaphore(most_waiting)
@@ -73,7 +94,10 @@ class Measurements:
             return None
         if not self._places.acquire(blocking=False):
             self.left_out += 1
-            _log.warning("not measured, since too many answers wait for that; lower --share: %d so far", self.left_out)
+            if self._leaves_out.is_due():
+                _log.warning(
+                    "not measured, since too many answers wait for that: %d so far. Lower --probe_share.", self.left_out
+                )
             return None
         return request_id
 
@@ -102,15 +126,29 @@ class Measurements:
                 if isinstance(error, Exception)
                 else self._probe.measure(request_id, prompt, answer=answered.result())
             )
-            self.monitor = self.monitor.observe([loss.value if loss.failure is None else None])
+            self._observe(loss.value if loss.failure is None else None)
             self._probe.add(request_id, loss)
         except OSError as error:
             # The client gets its answer even if the disk is full.
-            _log.error("a loss could not be written: %s", error)
+            self.unwritten += 1
+            if self._cannot_write.is_due():
+                _log.error(
+                    "losses could not be written: %d so far, which /metrics counts and calm-beam monitor will not "
+                    "find in the file: %s",
+                    self.unwritten,
+                    error,
+                )
         except Exception:
             _log.exception("a loss could not be measured")
         finally:
             self._places.release()
+
+    def _observe(self, loss: float | None) -> None:
+        """Counts a loss, and logs an alarm when it is raised."""
+        before, self.monitor = self.monitor, self.monitor.observe([loss])
+        after = self.monitor
+        if (before.alarm_at, before.missing_alarm_at) != (after.alarm_at, after.missing_alarm_at):
+            _log.error("%s", shown_in_words(after, self._watched).replace("\n", " "))
 
 
 Load = Callable[[], "tuple[Generator, LossProbe | None]"]

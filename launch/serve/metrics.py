@@ -177,7 +177,7 @@ class DeskCollector(prometheus_client.registry.Collector):
         about = {
             "model": served.manifest.model.fingerprint,
             "manifest": served.manifest.digest,
-            "threshold": str(served.entry.threshold),
+            "threshold": str(served.threshold),
             "delta": str(served.entry.delta),
             "epsilon": str(served.entry.epsilon),
         }
@@ -208,16 +208,19 @@ def _of_losses(desk: "Desk") -> Iterable[Metric]:
     yield CounterMetricFamily(
         "calm_beam_losses_left_out", "Sampled requests that found no room to be measured", measurements.left_out
     )
+    yield CounterMetricFamily(
+        "calm_beam_losses_unwritten", "Losses that could not be added to the file", measurements.unwritten
+    )
     yield GaugeMetricFamily(
         "calm_beam_monitor_capital",
-        "Evidence that the risk exceeds delta since the start; 20 is an alarm that is false with a chance of 5 %",
+        "Evidence since the start that the risk exceeds delta; 20 is an alarm that is false with a chance of 5 %",
         monitor.capital,
     )
     yield GaugeMetricFamily(
         "calm_beam_monitor_worst_capital", "The same with each missing loss counted as 1", monitor.worst_capital
     )
     alarms = GaugeMetricFamily(
-        "calm_beam_monitor_alarm", "1 from the alarm on: the evidence has reached 20", labels=["kind"]
+        "calm_beam_monitor_alarm", "1 from the alarm on: the capital has reached 20", labels=["kind"]
     )
     alarms.add_metric(["risk"], float(monitor.alarm_at is not None))
     alarms.add_metric(["risk_or_missing"], float(monitor.missing_alarm_at is not None))

@@ -9,7 +9,7 @@ from typing import ClassVar
 from calm_beam.errors import UsageError
 from calm_beam.extras import imported
 from calm_beam.launch.flags import as_usage
-from calm_beam.launch.flags.shared_options import MetricFiles, check_precision, entry_choice, find_manifest
+from calm_beam.launch.flags.shared_options import MetricFiles, check_precision, find_manifest, one_entry
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.options import Options, again, option, switch
 from calm_beam.options.groups import (
@@ -23,6 +23,7 @@ from calm_beam.options.groups import (
     Trusted,
 )
 from calm_beam.options.kinds import utf8_text, whole_number
+from calm_beam.serving.watched import check_exits, check_sampled
 from calm_beam.storage import open_input
 
 _LAST_PORT = 65535
@@ -44,6 +45,7 @@ class Address(Options):
         kind=whole_number(1),
     )
     lazy: bool = switch("be ready once the model is loaded, and compile what a prompt needs when the first one comes")
+    full_model: bool = switch("run all layers for every token, such as after an alarm: the promise then holds anyway")
     exact_engine: bool = again(ExactEngine, "exact_engine")
 
     def __post_init__(self) -> None:
@@ -126,6 +128,7 @@ class Served:
       name: What clients call the model.
       limits: Limits of the service.
       is_lazy: Whether what prompts need is compiled when the first of them comes.
+      is_full_model: Whether every token runs all layers, whatever the entry says.
     """
 
     manifest: Manifest
@@ -134,6 +137,12 @@ class Served:
     name: str = "calm-beam"
     limits: Limits = _USUAL_LIMITS
     is_lazy: bool = False
+    is_full_model: bool = False
+
+    @property
+    def threshold(self) -> float | None:
+        """By which prompts of no group are answered; None for the full model."""
+        return None if self.is_full_model else self.entry.threshold
 
 
 # A letter of a prompt is a token at most, and words have some; what is longer is cut anyway, or refused.
@@ -146,7 +155,8 @@ def prepare(request: ServeRequest) -> Served:
     """Returns what is promised, having refused what can be refused without the model.
 
     Raises:
-      UsageError: If the manifest has no such entry, or another precision was asked for.
+      UsageError: If the manifest has no such entry, or another precision was asked for; with `--losses`, if prompts
+        alone tell nothing about the entry's promise.
       MissingExtraError: If a package is missing by which it is served.
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
@@ -156,9 +166,14 @@ def prepare(request: ServeRequest) -> Served:
     check_precision(request, manifest.decode)
     try:
         with as_usage():
-            entry = manifest.calibration(entry_choice(request, manifest))
+            entry = manifest.calibration(one_entry(request, manifest))
+        if request.losses is not None:
+            if request.full_model:
+                raise UsageError("--losses: with --full_model no answer loses anything. Leave one of them out.")
+            check_exits(entry)
+            check_sampled(manifest, entry)
     except ManifestError as error:
-        # The manifest is sound; what was asked for is not in it.
+        # The manifest is sound; what was asked for is not in it, or cannot be measured.
         raise UsageError(str(error)) from error
     with open_input(path) as file:
         content = file.read()
@@ -175,4 +190,5 @@ def prepare(request: ServeRequest) -> Served:
         name=request.name,
         limits=limits,
         is_lazy=request.lazy,
+        is_full_model=request.full_model,
     )

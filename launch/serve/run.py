@@ -23,10 +23,10 @@ from prometheus_client import exposition
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from calm_beam.launch.flags import UsageError, as_usage, naming
-from calm_beam.launch.flags.shared_options import declared, entry_choice, entry_in_words, metric_settings
+from calm_beam.launch.flags.shared_options import declared, entry_in_words, metric_settings, one_entry
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.interrupts import leave_at_once
-from calm_beam.manifest import ManifestError
+from calm_beam.manifest import ManifestError, times_as_fast
 from calm_beam.serving.watched import make_losses_file
 
 from .answers import BoundedBodies, add_refusals, error_fields, not_ready
@@ -172,7 +172,7 @@ def run(request: ServeRequest, served: Served) -> int:
         with naming("--losses"):
             make_losses_file(request.losses)
     listener = _bound(request)
-    say(f"{entry_in_words(served.entry)}: http://{request.host}:{request.port}/v1")
+    say(f"{served_in_words(served)}: http://{request.host}:{request.port}/v1")
     app, desk = build_app(served, load=lambda: _load(request, served))
     server = _Server(_config(app, served.limits))
     desk.on_failure = server.end
@@ -185,6 +185,19 @@ def run(request: ServeRequest, served: Served) -> int:
         # Nothing ends a compiler, and an interpreter that goes on to its end waits for it.
         leave_at_once(0)
     return 0
+
+
+def served_in_words(served: Served) -> str:
+    """Returns what answers, with its measured speed in batches, as this decodes, if the manifest has one."""
+    if served.is_full_model:
+        return "the full model (--full_model)"
+    manifest, entry = served.manifest, served.entry
+    place = manifest.calibrations.index(entry)
+    of_batches = (each for each in manifest.speeds or () if place in each.calibrations and each.batch > 1)
+    speed = next(of_batches, None)
+    if speed is None:
+        return entry_in_words(entry)
+    return f"{entry_in_words(entry)}, {times_as_fast(speed.factor)} in batches of {speed.batch}, when it was calibrated"
 
 
 class _Server(uvicorn.Server):
@@ -256,7 +269,7 @@ def _load(request: ServeRequest, served: Served) -> "tuple[Generator, LossProbe 
                 request.model_of(manifest),
                 declared=declared(request),
                 vocabulary=request.vocabulary,
-                choice=entry_choice(request, manifest),
+                choice=one_entry(request, manifest),
                 **request.asked_of_decoder(),
                 exact_engine=request.exact_engine,
             )
@@ -274,6 +287,8 @@ def _load(request: ServeRequest, served: Served) -> "tuple[Generator, LossProbe 
     except ManifestError as error:
         # The manifest is sound, but about another model than this one.
         raise UsageError(str(error)) from error
+    if request.full_model:
+        generator = generator.full_model()
     _log.info("%s", generator.memory)
     if caution := generator.other_engine_in_words():
         _log.warning("caution: %s", caution)

@@ -209,7 +209,7 @@ def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureF
     """Several entries need a name, and an entry that never exits is served as the full model."""
     flags = [flag for flag in _flags(folder, "--prompt=the cat") if flag != "--delta=0.1"]
     assert main(flags) == 2
-    assert "there are 2 calibrations. Say which delta: consistency=textual" in capsys.readouterr().err
+    assert "there are 2 calibrations. Say which delta:\n  --delta=0.1\n  --delta=0.01\n" in capsys.readouterr().err
     assert main([*flags, "--delta=0.01"]) == 0
     printed = capsys.readouterr()
     assert "(never exit), calibrated at 4.00 of 4 layers per token" in printed.err

@@ -200,6 +200,25 @@ def test_answers_of_different_runs_are_not_mixed(
     assert _contents(output) == before
 
 
+@pytest.mark.parametrize(("line", "status"), [(1, 2), (140, 1)])
+def test_a_row_that_cannot_be_read_ends_the_run(
+    folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], line: int, status: int
+) -> None:
+    """A row that is no JSON ends the run also with --on_error=list, whose meaning the message gives."""
+    lines = [json.dumps(row) for row in named_rows(145)]
+    lines[line - 1] = '{"id": '
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(lines) + "\n")
+    flags = [*_flags(folder, tmp_path / "answers"), f"--input={data}"]
+    assert main(flags) == status
+    assert "--on_error" not in _error(capsys)
+    assert main([*flags, "--on_error=list"]) == status
+    printed = _error(capsys)
+    assert f"rows.jsonl, line {line}: " in printed
+    assert "--on_error=list is about prompts that cannot be decoded: a row that cannot be read ends the run." in printed
+    assert not (tmp_path / "answers" / "complete.json").exists()
+
+
 def test_a_run_that_failed_leaves_nothing_or_says_what(
     folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,7 +39,7 @@ def test_good_losses_raise_no_alarm(
     printed = capsys.readouterr()
     watched = "textual, rouge_l, delta 0.1, epsilon 0.05 (threshold 0.8): 100 losses, mean 0.0500."
     assert printed.out.splitlines()[0] == watched
-    assert re.search(r"No alarm: the evidence stands at 0\.\d+; 20 raises it\.", printed.out)
+    assert re.search(r"No alarm: the capital is 0\.\d+; 20 raises an alarm\.", printed.out)
     assert printed.err == ""
 
 
@@ -80,7 +80,7 @@ def test_missing_losses_prove_no_excess(
     assert "180 losses, 60 of them missing, mean 0.0000." in printed
     assert re.search(
         r"ALARM at loss \d+: the risk exceeds delta 0\.1, or losses are missing\. With each missing one counted as 1 "
-        r"the evidence has reached 20; with each counted as 0 it stands at 0\.\d+, which does not prove",
+        r"the capital has reached 20; with each counted as 0 it is 0\.\d+, which does not prove",
         printed,
     )
     assert "the losses show that the risk exceeds" not in printed
@@ -94,9 +94,7 @@ def test_a_proof_does_not_need_missing_losses(
     assert "the losses show that the risk exceeds delta 0.1, even if each missing one is 0." in capsys.readouterr().out
     assert main(["monitor", f"--manifest={manifest}", f"--losses={_write(tmp_path / 'a', ['missing', 0.0])}"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(
-        r"evidence stands at 0\.\d+ \(\d\.\d+ with each missing loss counted as 1\); 20 raises it", printed
-    )
+    assert re.search(r"capital is 0\.\d+ \(\d\.\d+ with each missing loss counted as 1\); 20 raises an alarm", printed)
 
 
 def test_rows_with_a_failure_are_missing(

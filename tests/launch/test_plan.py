@@ -54,7 +54,7 @@ def test_examples_needed_for_coins(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(few < many for few, many in numbers.values())
     assert numbers["exact_binomial"][0] < numbers["hoeffding_bentkus"][0] < numbers["hoeffding"][0]
     assert "Epsilon 0.05." in printed
-    left_out = "wsr and star_bets (--p_value=wsr,star_bets). calibrate takes star_bets by default, unless"
+    left_out = "wsr and star_bets. Ask for them by --p_value=wsr,star_bets. calibrate takes star_bets by default"
     assert left_out in " ".join(printed.split())
     assert main(["plan", "--delta=0.1", "--risk_guess=0.02", "--p_value=hoeffding"]) == 0
     assert "star_bets" not in capsys.readouterr().out
@@ -191,6 +191,7 @@ def test_a_missing_extra_is_named(
         (["--risk_guess=0.1"], "an expected loss of 0.1 is not below --delta=0.1: no number of"),
         (["--delta=0.1"], "--risk_guess is missing: expected losses, comma-separated (or --pilot with measured ones)."),
         (["--delta=5", "--risk_guess=0.1"], "--delta must be in (0, 1), got 5. It is a fraction"),
+        (["--delta=0.05,0.1", "--risk_guess=0.03"], "argument --delta: plan takes one number, got '0.05,0.1'"),
         (["--delta=0.1", "--epsilon=0", "--risk_guess=0.05"], "--epsilon must be in (0, 1), got 0."),
         (["--delta=0.1", "--power=nan", "--risk_guess=0.05"], "--power must be in (0, 1), got nan."),
         (

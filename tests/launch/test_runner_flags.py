@@ -32,6 +32,7 @@ _REMOTE = "expected one on this machine, such as localhost:50000. Workers elsewh
         ["--runner=PrismRunner", f"--prism_location={sys.executable}"],
         ["--runner=PrismRunner", "--job_endpoint=localhost:8073"],
         ["--runner=DataflowRunner", "--num_workers=3"],
+        ["--runner=my_package.runners.Own"],
     ],
 )
 def test_what_fits_together_passes(flags: list[str]) -> None:
@@ -51,6 +52,10 @@ def test_what_fits_together_passes(flags: list[str]) -> None:
         (
             ["--runner=DataflowRunner", "--direct_running_mode=multi_threading"],
             "--direct_running_mode is about workers",
+        ),
+        (
+            ["--runner=NoRunner"],
+            "--runner=NoRunner: not known. Leave it out to run on this machine, or pass DataflowRunner, FlinkRunner,",
         ),
         (["--runner=PortableRunner"], "--runner=PortableRunner needs --job_endpoint, the address of a job service."),
         (["--runner=PortableRunner", "--job_endpoint="], "--runner=PortableRunner needs --job_endpoint"),

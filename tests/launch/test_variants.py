@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import re
 import shutil
 from collections.abc import Sequence
 
@@ -418,10 +419,27 @@ def test_stored_generations_are_of_one_variant(
     assert main([*asked, f"--generations={calibrated}", "--tau=0,6"]) == 2
     assert "--tau decides what is decoded" in capsys.readouterr().err
     assert main([*asked, f"--generations={calibrated}"]) == 2
-    assert "holds 4 folders. Name one" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "holds 4 folders. Name one" in refusal
+    assert re.search(r"generations/\w{24}  \(softmax, tau 6, from layer 2\)\n", refusal)
     folder = next((calibrated / "generations").iterdir())
     assert main([*asked, f"--generations={folder}"]) == 0
     assert _entries(tmp_path / "out")[0].variant is None
+
+
+def test_a_cost_is_forecast_from_one_variant(calibrated: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`plan` takes the folder of a variant, and compares no threshold that was chosen for other exits."""
+    manifest = read_manifest(calibrated / "manifest.json")
+    rules = {
+        folder: DecodeJob.read(str(folder)).settings.rule for folder in sorted((calibrated / "generations").iterdir())
+    }
+    for folder, rule in rules.items():
+        assert main(["plan", f"--pilot={folder}", "--examples=1e4"]) == 0
+        printed = capsys.readouterr()
+        chosen = [(each.variant.tau, each.variant.min_exit_layer) for each in manifest.calibrations if each.variant]
+        has_others = any(each != (rule.tau, rule.min_exit_layer) for each in chosen)
+        assert ("other exits" in printed.out) == has_others
+        assert "simulating sequential calibrations of textual, token_f1, delta " in printed.err
 
 
 def test_examples_that_fail_count_against_their_variant(

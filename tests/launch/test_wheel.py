@@ -240,13 +240,18 @@ sys.meta_path[:] = [Missing(), *(finder for finder in sys.meta_path if "editable
 from calm_beam.launch import cli
 assert cli.__file__.startswith(sys.argv[1]), cli.__file__
 manifest, model, losses = (f"--{name}={path}" for name, path in zip(("manifest", "checkpoint", "losses"), sys.argv[2:]))
+usage = cli._usage()
+listed = [name for name in cli.COMMANDS if f"\\n  {name} " in usage]
+print(*listed, *(f"-{name}" for name in cli.COMMANDS if name in usage.partition("Not in ")[2]))
+for name in listed:
+    cli.command_module(name).flag_parsers()
 print(cli.main(["generate", manifest, model, f"--input={sys.argv[5]}"]))
 print(cli.main(["inspect", sys.argv[2]]), cli.main(["monitor", manifest, losses]), cli.main(["calibrate"]))
 """
 
 
 def test_the_serving_wheel_serves(serving_wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
-    """Without Beam and packages for calibration, the serving wheel answers, inspects and monitors."""
+    """Without Beam and packages for calibration, the serving wheel answers, inspects, monitors, and lists just that."""
     serving_wheel.extractall(tmp_path / "installed")
     model = write_model(tmp_path / "model")
     manifest = build_served_manifest(load_checkpoint(model))
@@ -264,7 +269,9 @@ def test_the_serving_wheel_serves(serving_wheel: zipfile.ZipFile, tmp_path: path
     )
     assert done.returncode == 0, done.stderr
     answers = Generator.from_manifest(manifest, model).generate_batch([row["input_ids"] for row in id_rows(3)])
-    lines = done.stdout.splitlines()
+    listed, *lines = done.stdout.splitlines()
+    # Help lists what is there, and names what only calm-beam has.
+    assert {"generate", "inspect", "monitor", "serve", "-calibrate", "-verify"} <= set(listed.split())
     assert lines[:4] == [*(answer.text for answer in answers), "0"], done.stderr
     assert lines[-1] == "0 0 1"
     assert "calm-beam calibrate: there is no calm_beam.launch.calibrate here." in done.stderr

@@ -377,14 +377,15 @@ def test_parts_add_up() -> None:
 
 
 def test_a_state_is_a_line_for_a_log() -> None:
-    """A log line has the number of losses, their mean, the evidence, and an alarm if there is one."""
+    """A log line has the number of losses, their mean, the capital, and an alarm if there is one."""
     few = WatchedRisk.after(_losses([0.0, 1.0], seed=0), before=None, alpha=0.05)
-    assert str(few).startswith(f"group en, delta {_PROMISE.delta:g}, 2 losses, mean 0.5000; evidence ")
+    assert str(few).startswith(f"group en, delta {_PROMISE.delta:g}, 2 losses, mean 0.5000; capital ")
     assert str(few).endswith(", and 20 raises an alarm")
     many = WatchedRisk.after(_losses([1.0] * 60, seed=0), before=None, alpha=0.05)
     assert str(many).startswith(
         f"ALARM at loss {many.monitor.alarm_at}: group en, delta {_PROMISE.delta:g}, 60 losses, "
     )
+    assert "raises" not in str(many)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import pathlib
 import re
 import socket
 import stat
+import types
 
 import pytest
 
@@ -108,6 +109,15 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: pathlib.Path, monkeyp
     with pytest.raises(PermissionError, match=rf"a\.txt: permission denied: {tmp_path} cannot be written\."):
         check_writable(tmp_path / "new" / "folder" / "a.txt")
     assert asked == [(tmp_path, os.W_OK)]
+
+
+def test_a_file_system_that_can_only_be_read_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that can only be read is named as the reason, not a denied permission."""
+    real = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(f_flag=real.f_flag | os.ST_RDONLY))
+    with pytest.raises(OSError, match=rf"{tmp_path} is on a file system that can only be read\. Choose another place"):
+        check_writable(tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The command opens its port at once, ends on SIGTERM in any phase, and reports errors."""
 
+import dataclasses
 import json
 import pathlib
 import signal
@@ -10,7 +11,11 @@ import httpx
 import pytest
 
 from calm_beam.launch.cli import main
+from calm_beam.launch.serve.request import Served
+from calm_beam.launch.serve.run import served_in_words
+from calm_beam.manifest import EngineRecord, SpeedRecord, read_manifest, write_manifest
 from calm_beam.serving import Generator
+from tests.calm_beam.serving.builders import build_entry
 from tests.launch.serve.processes import started
 from tests.launch.serve.served import PROMPTS, answered, asked, assert_same, expected, metric
 
@@ -57,6 +62,43 @@ def test_who_is_lazy_is_ready_at_once(folder: pathlib.Path, tmp_path: pathlib.Pa
     assert "GET /readyz" not in service.log
 
 
+def test_the_full_model_serves_after_an_alarm(folder: pathlib.Path, generator: Generator) -> None:
+    """With --full_model every token runs all layers, and log, metrics and models say that there is no threshold."""
+    with (
+        started(folder, "--lazy", "--full_model") as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
+        service.wait_until_ready(client)
+        assert_same(answered(asked(client, PROMPTS[0])), expected(generator.full_model(), PROMPTS[0]))
+        assert metric(client, "calm_beam_layers_saved_total") == 0
+        assert 'threshold="None"' in client.get("/metrics").text
+        assert client.get("/v1/models").json()["data"][0]["calm_beam"]["threshold"] is None
+    assert "the full model (--full_model): http://" in service.log
+
+
+def test_the_first_line_has_the_speed_in_batches(folder: pathlib.Path) -> None:
+    """The first line says how fast the threshold was in batches, as this decodes, and not one prompt at a time."""
+    engine = EngineRecord(name="xla_loop", instructions="cpu avx2", head="exact")
+    alone = SpeedRecord(
+        calibrations=(0,),
+        factor=1.48,
+        prompts=200,
+        batch=1,
+        seconds=0.008,
+        full_seconds=0.01,
+        device="cpu",
+        cores=2,
+        engine=engine,
+    )
+    together = dataclasses.replace(alone, factor=0.93, batch=64)
+    bare = dataclasses.replace(read_manifest(folder / "manifest.json"), speeds=(alone,))
+    served = Served(manifest=bare, entry=bare.calibrations[0], content=b"")
+    assert "times as fast" not in served_in_words(served)
+    both = dataclasses.replace(bare, speeds=(alone, together))
+    words = served_in_words(dataclasses.replace(served, manifest=both))
+    assert words.endswith(", 0.93 times as fast as the full model in batches of 64, when it was calibrated")
+
+
 def test_another_model_ends_it(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """An error found after the port is open, such as another model, ends the process with the reason."""
     content = json.loads((folder / "manifest.json").read_text())
@@ -70,10 +112,16 @@ def test_another_model_ends_it(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
 
 
 def test_what_needs_no_model_is_refused_before_the_port_opens(
-    folder: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Errors that need no model are reported before the port opens: entry, precision, address, share without losses."""
+    """Errors that need no model are reported before the port opens: entry, precision, address, losses of no use."""
     manifest = f"--manifest={folder / 'manifest.json'}"
+    losses = f"--losses={tmp_path / 'losses'}"
+    sound = read_manifest(folder / "manifest.json")
+    risky = dataclasses.replace(sound, calibrations=(build_entry(0.3, consistency="risk", loss="relu"),))
+    never = dataclasses.replace(sound, calibrations=(build_entry(None),))
+    for name, content in (("risk", risky), ("never", never)):
+        write_manifest(content, tmp_path / name)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -88,8 +136,12 @@ def test_what_needs_no_model_is_refused_before_the_port_opens(
             ([manifest, f"--losses={folder}"], f"--losses {folder}: exists and is not a file"),
             ([manifest, "--losses=gs://b/x"], "--losses gs://b/x: losses are added to a local file"),
             ([f"--manifest={folder / 'nothing'}"], "nothing"),
+            ([f"--manifest={tmp_path / 'risk'}", losses], "risk consistency, whose losses need references"),
+            ([manifest, losses, "--full_model"], "--losses: with --full_model no answer loses anything"),
+            ([f"--manifest={tmp_path / 'never'}", losses], "says never exit: there is no risk to watch"),
         ):
             start = time.monotonic()
             assert main(["serve", *flags]) == 2
             assert reason in capsys.readouterr().err
             assert time.monotonic() - start < 60
+    assert not (tmp_path / "losses").exists()

@@ -18,7 +18,7 @@ from calm_beam.launch.serve import desk
 from calm_beam.launch.serve.request import Limits, Served
 from calm_beam.launch.serve.run import build_app
 from calm_beam.risk.monitor import RiskMonitor, WatchedPromise
-from calm_beam.serving import ContinuousGenerator, Generator, LossProbe, MeasuredLoss, OutputError
+from calm_beam.serving import Answer, ContinuousGenerator, Generator, LossProbe, MeasuredLoss, OutputError
 from tests.calm_beam.serving.builders import with_groups
 from tests.launch.serve.served import (
     LIMITS,
@@ -289,7 +289,28 @@ def test_a_full_disk_is_told_to_the_log_only(
                 request_id = measuring.sampled(None)
             measuring.measure(request_id, PROMPTS[0], continuous.submit(PROMPTS[0]))
     measuring.close()
-    assert caplog.text.count("a loss could not be written: no space left on device") == 2
+    assert measuring.unwritten == 2
+    (line,) = (record.getMessage() for record in caplog.records if "could not be written" in record.getMessage())
+    assert line.startswith("losses could not be written: 1 so far, which /metrics counts")
+    assert line.endswith("no space left on device")
+
+
+def test_an_alarm_is_logged_once(
+    generator: Generator, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When losses prove that the risk exceeds delta, the log says so in one line, with what to do."""
+    monkeypatch.setattr(LossProbe, "measure", lambda *_, **__: MeasuredLoss(value=1.0, failure=None))
+    probe = LossProbe(generator, tmp_path / "losses", share=1, salt="a")
+    measuring = desk.Measurements(generator, probe, most_waiting=40)
+    answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+    answer.set_result(generator.generate(PROMPTS[0]))
+    for _ in range(40):
+        measuring.measure("a", PROMPTS[0], answer)
+    measuring.close()
+    alarms = [record.getMessage() for record in caplog.records if "ALARM" in record.getMessage()]
+    assert len(alarms) == 1
+    assert f"ALARM at loss {measuring.monitor.alarm_at}: " in alarms[0]
+    assert alarms[0].endswith("Serve the full model (calm-beam serve --full_model), and calibrate again.")
 
 
 def test_who_comes_when_all_places_are_taken_is_turned_away(

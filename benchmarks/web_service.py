@@ -252,7 +252,7 @@ def _app_of_one_at_a_time(generator: Generator, *, waiting: int) -> fastapi.Fast
                 answer = await asyncio.to_thread(generator.generate, question.prompt)
         finally:
             taken -= 1
-        return {"choices": [{"calm_beam": answer_fields(answer, group=None)}]}
+        return {"choices": [{"calm_beam": answer_fields(answer, group=None, is_full_model=False)}]}
 
     return app
 

@@ -486,9 +486,9 @@ def test_a_forecast_is_without_compiling(monkeypatch: pytest.MonkeyPatch, capsys
     """Seconds of a step leave out what was compiled meanwhile; long durations are in hours and minutes."""
     compiled = iter([100.0, 100.0, 170.0])
     with calm_beam.launch.train.run.StepBar(PlainConsole()) as bar:
-        monkeypatch.setattr(calm_beam.launch.train.run.CompileTime, "seconds", lambda _: next(compiled))
+        monkeypatch.setattr("calm_beam.launch.train.run.CompileTime.seconds", lambda _: next(compiled))
         now = [0.0]
-        monkeypatch.setattr(calm_beam.launch.train.run.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr("calm_beam.launch.train.run.time.monotonic", lambda: now[0])
         bar.begin("compiling the first step")
         for done, now[0] in enumerate([100.0, 160.0, 290.0]):
             bar.show_first(done, 2000)

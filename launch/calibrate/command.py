@@ -378,7 +378,9 @@ def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *,
         # even if standard output is closed.
         report_after(_reported(request, output, folder=done.folder), model=done.run.source.model)
     prompt = {"prompt": embedded.PROMPT} if request.is_demo else {}
-    tell("\n".join(["Next:", *(f"  {line}" for line in next_commands(done.manifest, output, **prompt))]))
+    # The folder as it was given, which is shorter than its absolute path.
+    commands = next_commands(done.manifest, os.fspath(request.output), **prompt)
+    tell("\n".join(["Next:", *(f"  {line}" for line in commands)]))
     # The duration says nothing about a single sweep if there were several, or about an incomplete one.
     if not done.run.source.is_stored and done.run.plan.pareto is None and request.holdout_share is None:
         RunTiming(began=began, seconds=time.time() - began).write(done.folder)

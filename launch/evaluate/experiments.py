@@ -380,7 +380,7 @@ def run_experiment(request: SampleRequest, options: PipelineOptions | None) -> i
     files = [joined(output, file) for file in _file_names(name)]
     give({"experiment": name, "output": output, "rows": findings.rows, **provenance}, files=files)
     console.print(f"{sample} {time.monotonic() - start:.0f} s.")
-    console.print(f"Files: {', '.join(files)}", soft_wrap=True)
+    console.say(f"Files: {', '.join(files)}")
     return 0
 
 

@@ -22,6 +22,8 @@ def test_they_run_as_printed(
     _, _, after = capsys.readouterr().out.partition("Next:\n")
     commands = [shlex.split(line) for line in after.splitlines()]
     assert [command[:2] for command in commands] == [["calm-beam", "inspect"], ["calm-beam", "generate"]]
+    # The folder as it was given, not its absolute path.
+    assert commands[0][2] == "my run"
     for _, *command in commands:
         assert main(command) == 0
 

@@ -427,7 +427,7 @@ def _tell(run: PreparedSplits, results: SplitResults, *, seconds: float) -> None
         console.print(
             "Unless prompts repeat by themselves, repeated inputs make test parts look better than fresh data would."
         )
-    console.print(f"Files: {joined(run.output, 'splits*')}", soft_wrap=True)
+    console.say(f"Files: {joined(run.output, 'splits*')}")
     rows = [summary_row(summary, results) for summary in results.table]
     files = [joined(run.output, name) for name in (_TABLE, _CURVES, _PROVENANCE, _PAGE)]
     give({"experiment": "splits", "output": run.output, "rows": rows, **run.provenance()}, files=files)

@@ -212,7 +212,7 @@ _TRAIN, _VALIDATION, _TRAINED = "train.jsonl", "validation.jsonl", "trained_mode
 
 def _training(request: SuitabilityRequest) -> str:
     """Returns the fine-tuning of the same model with the same prompts, on other rows."""
-    rows = (f"--data={_TRAIN}", f"--validation_data={_VALIDATION}")
+    rows: tuple[str, ...] = (f"--data={_TRAIN}", f"--validation_data={_VALIDATION}")
     if request.seqio_task is not None:
         rows = ("--seqio_validation_split=validation",)
     # The data are for calibration, which excludes training on them.

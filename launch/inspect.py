@@ -197,7 +197,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"Calibration set: {counted(data.examples, 'example')}{clusters} of "
         f"{printable_line(', '.join(data.patterns))}; "
         f"{counted(data.duplicates, 'repeated input')}, "
-        f"{data.truncated} cut, {data.failed} failed."
+        f"{counted(data.truncated, 'prompt')} cut, {data.failed} failed."
     )
     for line in _of_examples(manifest):
         console.print(printable_line(line))
@@ -205,13 +205,13 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
         console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
     console.print(choices_table(manifest))
-    for line in (*confirmation_lines(manifest), *speed_lines(manifest)):
-        console.print(line)
+    for found in (*confirmation_lines(manifest), *speed_lines(manifest)):
+        console.print(found)
     console.print(tests_in_words(manifest))
     for line in filter(None, (rounds_in_words(manifest), clusters_in_words(manifest), served_in_words(manifest))):
         console.print(printable_line(line))
     if manifest.plan is not None:
-        console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
+        console.print(f"Plan settled before the run: {manifest.plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
 
 
@@ -249,7 +249,7 @@ def _describe_external(console: PlainConsole, manifest: SettingManifest) -> None
     groups = "" if not data.groups else f" and {counted(len(data.groups), 'group')}"
     console.say(f"Examples: {data.examples:,}{clusters}{groups}, of {printable_line(', '.join(data.patterns))}.")
     print_choices(console, manifest)
-    console.print(f"Plan that the run started with: {plan.digest}", soft_wrap=True)
+    console.print(f"Plan settled before the run: {plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
 
 

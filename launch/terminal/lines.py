@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -137,7 +137,13 @@ class PlainTable(Table):
 
     def __init__(self, title: str, **settings: Any) -> None:
         """Prepares a table without columns; `settings` as of `rich.table.Table`."""
-        super().__init__(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **settings)
+        super().__init__(box=box.SIMPLE_HEAD, pad_edge=False, **settings)
+        self._heading = title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields the title, in lines of the terminal's width and not of the table's, and the table."""
+        yield console.render_str(self._heading, style="table.title")
+        yield from super().__rich_console__(console, options)
 
     def add_numbers(self, *names: str) -> None:
         """Adds columns whose cells stand at the right, and are never broken: numbers that are cut would be others."""

@@ -159,7 +159,7 @@ def measured_cost(
       needs: Tests to measure, one or more of `MEASURED`.
       exits: The exit layers: lowest layer and interval.
       clock: Returns seconds.
-      on_decoded: Told how far it is; None for nobody.
+      on_decoded: Told how far it is, if it is not None.
 
     Raises:
       ValueError: If there are no prompts, or no tests.
@@ -218,7 +218,7 @@ def measured_cost(
 
 
 def _teller(on_decoded: OnDecoded | None, *, in_all: int) -> Callable[[int], None]:
-    """Returns what takes the number of prompts newly decoded, and tells it where somebody is to be told."""
+    """Returns what takes the number of prompts newly decoded; it does nothing without `on_decoded`."""
     return lambda newly: None if on_decoded is None else on_decoded(newly, in_all)
 
 
@@ -287,7 +287,7 @@ def measure_speedups(
       together: Number of prompts decoded together.
       most_seconds: No turn starts later than this; there is at least one.
       clock: Returns seconds.
-      on_decoded: Told how far it is; None for nobody. Where time ends it, all are told to be decoded.
+      on_decoded: Told how far it is, if it is not None. Where time ends it, all are told to be decoded.
 
     Raises:
       ValueError: If there are no prompts.

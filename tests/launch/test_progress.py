@@ -101,7 +101,7 @@ def test_no_bar_tells_what_nobody_knows(
 
 
 def test_prompts_to_time_are_counted_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A measurement may tell its end anew; a log says how far it is."""
+    """A log says how far a measurement is, also if its end changes."""
     monkeypatch.setattr(progress, "_LOG_SECONDS", 0.02)
     with shown_progress(enabled=True) as log:
         told = progress.timing_in(log)

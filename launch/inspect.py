@@ -204,7 +204,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     if manifest.vocabulary is not None and (chat := manifest.vocabulary.chat) is not None:
         system = "no system message" if chat.system is None else f"the system message {chat.system!r}"
         turns = "all of one turn" if data.several_turns is None else f"{data.several_turns:,} of several turns"
-        console.print(printable_line(f"Prompts are chats, by a template, with {system}; {turns}."), soft_wrap=True)
+        console.say(printable_line(f"Prompts are chats, by a template, with {system}; {turns}."))
     if manifest.vocabulary is not None and (stops := manifest.vocabulary.stop_strings) is not None:
         _describe_stop_strings(console, stops)
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
@@ -212,7 +212,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"Calibration set: {counted(data.examples, 'example')}{clusters} of "
         f"{printable_line(', '.join(data.patterns))}; "
         f"{counted(data.duplicates, 'repeated input')}, "
-        f"{data.truncated} cut, {data.failed} failed."
+        f"{counted(data.truncated, 'prompt')} cut, {data.failed} failed."
     )
     for line in _of_examples(manifest):
         console.print(printable_line(line))
@@ -220,13 +220,13 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
         console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
     console.print(choices_table(manifest))
-    for line in (*confirmation_lines(manifest), *speed_lines(manifest)):
-        console.print(line)
+    for found in (*confirmation_lines(manifest), *speed_lines(manifest)):
+        console.print(found)
     console.print(tests_in_words(manifest))
     for line in filter(None, (rounds_in_words(manifest), clusters_in_words(manifest), served_in_words(manifest))):
         console.print(printable_line(line))
     if manifest.plan is not None:
-        console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
+        console.print(f"Plan settled before the run: {manifest.plan.digest}", soft_wrap=True)
     console.print(printable_line(without_keys(manifest.guarantee)))
 
 
@@ -254,21 +254,17 @@ def _describe_external(console: PlainConsole, manifest: SettingManifest) -> None
         failed = (
             "" if not decoder.failed else f"; {counted(decoder.failed, 'example')} without an answer count with loss 1"
         )
-        console.print(printable_line(f"Decoded elsewhere, by {decoder.name}{failed}."), soft_wrap=True)
+        console.say(printable_line(f"Decoded elsewhere, by {decoder.name}{failed}."))
     if plan.baseline is not None:
         of_task = "" if plan.task is None else f" of {plan.task}"
         of_task = of_task if plan.consistency is None else f", {plan.consistency} consistency"
         better = "" if plan.direction is None else f" (a {plan.direction} score is better)"
-        console.print(
-            printable_line(f"Losses: {plan.metric}{of_task}{better}, against {plan.baseline}."), soft_wrap=True
-        )
+        console.say(printable_line(f"Losses: {plan.metric}{of_task}{better}, against {plan.baseline}."))
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     groups = "" if not data.groups else f" and {counted(len(data.groups), 'group')}"
-    console.print(
-        f"Examples: {data.examples:,}{clusters}{groups}, of {printable_line(', '.join(data.patterns))}.", soft_wrap=True
-    )
+    console.say(f"Examples: {data.examples:,}{clusters}{groups}, of {printable_line(', '.join(data.patterns))}.")
     print_choices(console, manifest)
-    console.print(f"Plan that the run started with: {plan.digest}", soft_wrap=True)
+    console.print(f"Plan settled before the run: {plan.digest}", soft_wrap=True)
     console.print(printable_line(without_keys(manifest.guarantee)))
 
 
@@ -290,7 +286,7 @@ def _describe_plans(console: PlainConsole, manifest: Manifest | SettingManifest,
 
 
 def _describe_stop_strings(console: PlainConsole, texts: Sequence[str]) -> None:
-    console.print(printable_line(f"Outputs end before {' or '.join(map(repr, texts))}."), soft_wrap=True)
+    console.say(printable_line(f"Outputs end before {' or '.join(map(repr, texts))}."))
 
 
 def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
@@ -300,7 +296,7 @@ def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
     console.print(f"Fingerprint: {checkpoint.fingerprint()}", soft_wrap=True)
     console.print(f"{stored_architecture(config).in_words(config)}; {weights:,} weights.")
     for sentence in (*checkpoint.stated, *checkpoint.assumed):
-        console.print(sentence, soft_wrap=True)
+        console.say(sentence)
     console.print(f"Exit classifier: {'yes' if config.exit_classifier else 'no'}.")
     give(
         {
@@ -326,13 +322,12 @@ def _describe_vocabulary(console: PlainConsole, path: pathlib.Path, *, uri: str 
     try:
         vocabulary = open_vocabulary(path)
     except MissingExtraError as error:
-        console.print(f"Vocabulary: {uri}, which was not opened: {error}", soft_wrap=True)
+        console.say(f"Vocabulary: {uri}, which was not opened: {error}")
     else:
         sentinels = f", {vocabulary.extra_ids} of them sentinels" if vocabulary.extra_ids else ""
-        console.print(f"Vocabulary: {vocabulary.size} ids{sentinels}, {uri}", soft_wrap=True)
+        console.say(f"Vocabulary: {vocabulary.size} ids{sentinels}, {uri}")
     if path.name == TOKENIZER and read_tokenizer_files(str(path)).chat_template is not None:
-        console.print(
+        console.say(
             "Chat template: yes. Commands that make prompts of texts need --chat_template: model for this one, a file, "
-            "or none.",
-            soft_wrap=True,
+            "or none."
         )

@@ -125,7 +125,11 @@ MEASURED = (Need.LOGITS, Need.STATES, Need.CLASSIFIER)
 """Needs of the exit tests whose time is measured; static layers test nothing."""
 # No token exits at the first threshold, some at the second, and all at the last, at the lowest exit layer.
 _THRESHOLDS = {Need.LOGITS: (1.0, 0.9, 0.0), Need.STATES: (1.0, 0.95, 0.0), Need.CLASSIFIER: (1.0, 0.9, 0.0)}
-_MOST_ROUNDS, _ENOUGH_SECONDS = 5, 2.0
+_LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 2, 5, 2.0
+
+
+OnDecoded = Callable[[int, int], None]
+"""Told how far a measurement is: the number of prompts newly decoded, and of those decoded in all, as far as known."""
 
 
 class _Run(NamedTuple):
@@ -145,6 +149,7 @@ def measured_cost(
     needs: Collection[Need],
     exits: ExitRule,
     clock: Callable[[], float] = time.perf_counter,
+    on_decoded: OnDecoded | None = None,
 ) -> TokenCost:
     """Returns the cost of a token in seconds, for a number of prompts decoded together.
 
@@ -154,6 +159,7 @@ def measured_cost(
       needs: Tests to measure, one or more of `MEASURED`.
       exits: The exit layers: lowest layer and interval.
       clock: Returns seconds.
+      on_decoded: Told how far it is, if it is not None.
 
     Raises:
       ValueError: If there are no prompts, or no tests.
@@ -170,8 +176,13 @@ def measured_cost(
         measure = next(each.name for each in MEASURES.values() if each.needs is need)
         rule = ExitRule(confidence=measure, min_exit_layer=exits.min_exit_layer, exit_interval=exits.exit_interval)
         ways += [(rule, threshold) for threshold in _THRESHOLDS[need]]
+    # Once to count, and so many rounds at least; a fast machine makes more.
+    told = _teller(on_decoded, in_all=(1 + _LEAST_ROUNDS) * len(ways) * len(prompts))
     # Compiles each program, and counts its work.
-    runs = [_counted(rule, serving.decoder(rule, threshold), prompts, depth=depth) for rule, threshold in ways]
+    runs = []
+    for rule, threshold in ways:
+        runs.append(_counted(rule, serving.decoder(rule, threshold), prompts, depth=depth))
+        told(len(prompts))
     # The fastest round of each part counts: other work on the machine only adds to it.
     parts = [prompts[start : start + serving.batch] for start in range(0, len(prompts), serving.batch)]
     seconds = np.full((len(runs), len(parts)), np.inf)
@@ -183,7 +194,8 @@ def measured_cost(
                 for _ in run.decoder.decode(part):
                     pass
                 seconds[index, at] = min(seconds[index, at], clock() - start)
-        if turn and clock() - began > _ENOUGH_SECONDS:
+                told(len(part))
+        if turn + 1 >= _LEAST_ROUNDS and clock() - began > _ENOUGH_SECONDS:
             break
     rows = [
         [
@@ -203,6 +215,11 @@ def measured_cost(
         output=float(token + prompt * len(prompts) / max(1, runs[0].tokens)),
         tests={need: float(test) for need, test in zip(needs, tests, strict=True)},
     )
+
+
+def _teller(on_decoded: OnDecoded | None, *, in_all: int) -> Callable[[int], None]:
+    """Returns what takes the number of prompts newly decoded; it does nothing without `on_decoded`."""
+    return lambda newly: None if on_decoded is None else on_decoded(newly, in_all)
 
 
 def _counted(rule: ExitRule, decoder: ServedDecoder, prompts: Sequence[Sequence[int]], *, depth: int) -> _Run:
@@ -254,6 +271,7 @@ def measure_speedups(
     together: int = 1,
     most_seconds: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
+    on_decoded: OnDecoded | None = None,
 ) -> dict[_Key, Speedup]:
     """Returns the speedup of every decoder.
 
@@ -269,6 +287,7 @@ def measure_speedups(
       together: Number of prompts decoded together.
       most_seconds: No turn starts later than this; there is at least one.
       clock: Returns seconds.
+      on_decoded: Told how far it is, if it is not None. Where time ends it, all are told to be decoded.
 
     Raises:
       ValueError: If there are no prompts.
@@ -277,13 +296,17 @@ def measure_speedups(
         raise ValueError("a speedup needs at least one prompt, got none.")
     decoders = [full, *early.values()]
     parts = [prompts[start : start + together] for start in range(0, len(prompts), together)]
-    for part in [[each] for each in _first_of_each_width(prompts, max_input_length)] if together == 1 else parts[:1]:
+    firsts = [[each] for each in _first_of_each_width(prompts, max_input_length)] if together == 1 else parts[:1]
+    told = _teller(on_decoded, in_all=len(decoders) * sum(map(len, [*firsts, *parts])))
+    for part in firsts:
         for decoder in decoders:
             _run(decoder, part)
+            told(len(part))
     seconds: list[list[float]] = [[] for _ in decoders]
     began, count = clock(), 0
     for turn, part in enumerate(parts):
         if turn and clock() - began > most_seconds:
+            told(len(decoders) * (len(prompts) - count))
             break
         count += len(part)
         for place in range(len(decoders)):
@@ -291,6 +314,7 @@ def measure_speedups(
             start = clock()
             _run(decoders[index], part)
             seconds[index].append(clock() - start)
+            told(len(part))
     return {
         key: Speedup(
             factor=estimated_ratio(seconds[0], times),

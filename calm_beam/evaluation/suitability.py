@@ -106,6 +106,11 @@ class Suitability:
         return self._fewest_layers <= _NOTHING * len(self.agreement)
 
     @property
+    def is_suitable(self) -> bool:
+        """Whether exits save more than a little, so that a calibration comes before fine-tuning."""
+        return self._fewest_layers <= _LITTLE * len(self.agreement)
+
+    @property
     def _fewest_layers(self) -> float:
         return min(forecast.layers for forecast in self.exits)
 
@@ -126,7 +131,7 @@ class Suitability:
                 "(calm-beam train)."
             )
             return f"Not suitable as it is: {forecast}. {cause}"
-        if layers > _LITTLE * depth:
+        if not self.is_suitable:
             return f"Little to gain: {forecast}. Fine-tuning (calm-beam train) moves exits down."
         return f"Suitable: {forecast}. Calibrate it (calm-beam calibrate) to know what may be promised."
 

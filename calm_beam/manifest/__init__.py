@@ -80,11 +80,13 @@ from ._rounds import SettingSequentialPlan as SettingSequentialPlan
 from ._rounds import WatchedPlan as WatchedPlan
 from ._rounds import looks_by_round as looks_by_round
 from ._sentences import alone_in_words as alone_in_words
+from ._sentences import answered_before as answered_before
 from ._sentences import clusters_in_words as clusters_in_words
 from ._sentences import confirmation_in_words as confirmation_in_words
 from ._sentences import confirming_in_words as confirming_in_words
 from ._sentences import engine_in_words as engine_in_words
 from ._sentences import least_units as least_units
+from ._sentences import measured_speeds as measured_speeds
 from ._sentences import more_may_do_in_words as more_may_do_in_words
 from ._sentences import near_ties_in_words as near_ties_in_words
 from ._sentences import not_proved_in_words as not_proved_in_words
@@ -94,8 +96,10 @@ from ._sentences import plans_in_words as plans_in_words
 from ._sentences import repeats_in_words as repeats_in_words
 from ._sentences import rounds_in_words as rounds_in_words
 from ._sentences import served_in_words as served_in_words
+from ._sentences import speed_in_words as speed_in_words
 from ._sentences import speeds_in_words as speeds_in_words
 from ._sentences import times_as_fast as times_as_fast
+from ._sentences import together_in_batch as together_in_batch
 from ._sentences import too_few_in_words as too_few_in_words
 from ._sentences import unseen_in_words as unseen_in_words
 from ._tests import CONSISTENCIES as CONSISTENCIES

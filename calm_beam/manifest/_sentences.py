@@ -8,7 +8,7 @@ from calm_beam.text import counted
 from ._data import UnseenRecord
 from ._entries import Calibration
 from ._manifest import Manifest, SettingManifest
-from ._model import threshold_in_words
+from ._model import SpeedRecord, threshold_in_words
 from ._plan import WORST_NEAR_TIES, EarlierPlan, ParetoPlan
 from ._tests import AskedTest
 
@@ -24,25 +24,35 @@ def served_in_words(manifest: Manifest) -> str:
 
 def speeds_in_words(manifest: Manifest) -> tuple[str, ...]:
     """Returns a sentence on the speed of each promise; none if nothing was measured and no promise gave up exits."""
-    found = []
-    for place, entry in enumerate(manifest.calibrations):
-        measured = [speed for speed in manifest.speeds or () if place in speed.calibrations]
-        if not measured and entry.pays is None:
-            continue
-        said = ""
-        if measured:
-            first, *others = measured
-            how = "; ".join(
-                [_together(first.batch), *(f"{other.factor:.2f} {_together(other.batch)}" for other in others)]
-            )
-            said = f"{times_as_fast(first.factor)} on the machine that calibrated ({how})"
-        if entry.pays is False:
-            why = f"what was proved was {said}" if said else _why_no_faster(entry, layers=manifest.model.layers)
-            said = f"never exit, since {why}; fine-tuning moves exits down (calm-beam train)"
-        else:
-            said = f"{said}, at {entry.layers:.2f} of {manifest.model.layers} layers a token"
-        found.append(f"{entry.promise_in_words()}: {said}.")
-    return tuple(found)
+    return tuple(filter(None, (speed_in_words(manifest, place) for place in range(len(manifest.calibrations)))))
+
+
+def speed_in_words(manifest: Manifest, place: int) -> str:
+    """Returns a sentence on the speed of the promise at a place; empty if it was not measured and gave up no exits."""
+    entry, measured = manifest.calibrations[place], measured_speeds(manifest, place)
+    if not measured and entry.pays is None:
+        return ""
+    said = ""
+    if measured:
+        first, *others = measured
+        how = "; ".join(
+            [
+                together_in_batch(first.batch),
+                *(f"{other.factor:.2f} {together_in_batch(other.batch)}" for other in others),
+            ]
+        )
+        said = f"{times_as_fast(first.factor)} on the machine that calibrated ({how})"
+    if entry.pays is False:
+        why = f"what was proved was {said}" if said else _why_no_faster(entry, layers=manifest.model.layers)
+        said = f"never exit, since {why}; fine-tuning moves exits down (calm-beam train)"
+    else:
+        said = f"{said}, at {entry.layers:.2f} of {manifest.model.layers} layers a token"
+    return f"{entry.promise_in_words()}: {said}."
+
+
+def measured_speeds(manifest: Manifest, place: int) -> list[SpeedRecord]:
+    """Returns the measured speeds of the promise at a place, each of another batch size."""
+    return [speed for speed in manifest.speeds or () if place in speed.calibrations]
 
 
 def _why_no_faster(entry: Calibration, *, layers: int) -> str:
@@ -72,7 +82,8 @@ def times_as_fast(factor: float) -> str:
     return f"{factor:.2f} times as fast as the full model"
 
 
-def _together(batch: int) -> str:
+def together_in_batch(batch: int) -> str:
+    """Returns how many prompts are decoded together, as text."""
     return "one prompt at a time" if batch == 1 else f"in batches of {batch}"
 
 
@@ -190,7 +201,7 @@ def confirming_in_words(manifest: Manifest) -> str:
     return (
         f"{counted(data.examples, 'other example')}{clusters}, which chose nothing, tested what was chosen, decoded by "
         f"the {found.decoder} decoder that serves (exit head {found.exit_head}, {found.dtype}); "
-        f"{counted(data.duplicates, 'repeated input')}, {data.truncated} cut, {data.failed} failed."
+        f"{counted(data.duplicates, 'repeated input')}, {counted(data.truncated, 'prompt')} cut, {data.failed} failed."
         f"{' ' * bool(data.unseen)}{unseen_in_words(data.unseen or ())}"
     )
 
@@ -321,7 +332,7 @@ def plans_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs"
         return ""
     which = f"This is the {ordinal(len(earlier) + 1)} plan on these {of}, by the list next to them."
     shown = sum(each.answered for each in earlier)
-    if not shown:
+    if not answered_before(earlier):
         what = "the earlier one" if len(earlier) == 1 else "an earlier one"
         return f"{which} No result of {what} was shown, so the promises stand."
     seen = "The result of an earlier one was" if shown == 1 else f"Results of {shown} earlier ones were"
@@ -329,6 +340,11 @@ def plans_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs"
         f"{which} {seen} shown before. Unless this plan was settled before that, or all of its examples are new, "
         "epsilon does not bound the chance that a promise here is wrong."
     )
+
+
+def answered_before(earlier: Sequence[EarlierPlan] | None) -> bool:
+    """Returns whether a result of an earlier plan was shown, so that epsilon may bound nothing (`plans_in_words`)."""
+    return any(each.answered for each in earlier or ())
 
 
 def ordinal(number: int) -> str:

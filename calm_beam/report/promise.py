@@ -106,7 +106,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             f" {'as' if operations_in_words(factors) == _AS_MANY else 'than'} the full model.",
         )
     elif measured is None:
-        operations = (" on average. How many operations that saves was not counted.",)
+        operations = (" on average. The operations that this saves were not counted.",)
     if measured is not None:
         together = "one prompt at a time" if measured.batch == 1 else f"in batches of {measured.batch}"
         *before, last = operations

@@ -114,18 +114,20 @@ def promise_html(entry: SettingCalibration, manifest: SettingManifest) -> str:
     whose = () if entry.group is None else ("For examples of group ", entry.group)
     sure = f"{100 * (1 - manifest.error_of(entry)):.6g} %"
     per_cluster = "" if manifest.data.clusters is None else "per cluster "
-    bound: tuple[str, ...] = (f"loses {per_cluster}in expectation at most ", f"{entry.delta:g}")
+    verb = "lose"
+    bound: tuple[str, ...] = (f" {per_cluster}in expectation at most ", f"{entry.delta:g}")
     if entry.tail is not None:
         lose = f" of examples {per_cluster}lose more than "
-        bound = ("makes at most ", f"{100 * entry.delta:.6g} %", lose, f"{entry.tail:g}")
+        verb = "make"
+        bound = (" at most ", f"{100 * entry.delta:.6g} %", lose, f"{entry.tail:g}")
     if entry.setting is None:
-        why = f" was proved safe: from {units}, none could be shown, with probability at least "
+        why = f" was proved safe: from {units}, none was proved, with probability at least "
         none = (*whose, ", ", "no setting") if whose else ("", "No setting")
-        return sentence(*none, why, sure, f", to be one that {bound[0]}", *bound[1:], ".", warns=True)
+        return sentence(*none, why, sure, f", to {verb}{bound[0]}", *bound[1:], ".", warns=True)
     cost = () if entry.cost is None else (", at cost ", f"{entry.cost:g}")
     drawn = f" over the draw of the {units}, setting "
     begin = (*whose, ", with probability at least ") if whose else ("With probability at least ",)
-    return sentence(*begin, sure, drawn, entry.setting, f" {bound[0]}", *bound[1:], *cost, ".")
+    return sentence(*begin, sure, drawn, entry.setting, f" {verb}s{bound[0]}", *bound[1:], *cost, ".")
 
 
 def setting_cautions(manifest: SettingManifest) -> tuple[str, ...]:
@@ -149,6 +151,8 @@ def _lead(entry: SettingCalibration, manifest: SettingManifest) -> str:
     kind = "Mean loss" if entry.tail is None else f"Share of examples that lose more than {entry.tail:g}"
     first, last = entry.path[0], entry.path[-1]
     went = f"{entry.procedure} went from {isolated(first.setting)} to {isolated(last.setting)}"
+    if first is last:
+        went = f"{entry.procedure} tested only {isolated(first.setting)}"
     if entry.procedure == "fixed_sequence" and not last.rejected:
         went += f", which {not_proved_in_words(last.p_value, entry.path_level)}"
     return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}."
@@ -191,7 +195,7 @@ def _together(manifest: SettingManifest) -> str:
     entries = len(manifest.calibrations)
     joint = manifest.plan.joint_epsilon
     if entries == 1:
-        return "There is one."
+        return "The manifest has one promise."
     of_groups = ""
     if manifest.data.groups:
         of_groups = (

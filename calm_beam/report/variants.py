@@ -56,7 +56,7 @@ def build_variants_page(calibrated: Calibrated) -> str:
         lead=_lead(first, rows, manifest=manifest),
         costs="layers",
         first=_panel(first, rows, name=name),
-        together=together_in_words(manifest) or "There is one.",
+        together=together_in_words(manifest) or "The manifest has one promise.",
         panels=[_panel(*pair, name=name) for pair in others],
         entries=_entries(manifest),
         every="Every variant and threshold under every test",
@@ -142,8 +142,9 @@ def _lead_of_each(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Mani
         f"Each of {variants} variants was tested by itself by {counted(data.units, data.unit.removesuffix('s'))}, from "
         f"the safest threshold down to the first that could not be proved safe at ε / {variants} = "
         f"{entry.epsilon / variants:.4g}; {len(entry.path)} of {len(rows)} pairs of variant and threshold were tested, "
-        f"and {accepted} {'was' if accepted == 1 else 'were'} proved safe. The variants stand by what they came to, "
-        f"the cheapest last. Tested by {entry.p_value}.{confirmation_of_test(entry)} {_NAMES}"
+        f"and {accepted} {'was' if accepted == 1 else 'were'} proved safe. The variants are in the order of what a "
+        f"token costs at their last safe threshold, the cheapest last. Tested by {entry.p_value}."
+        f"{confirmation_of_test(entry)} {_NAMES}"
     )
 
 

@@ -27,6 +27,7 @@ from calm_beam.inputs import read_examples
 from calm_beam.inputs.preview import count_examples
 from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal.progress import shown_progress, timing_in
 from calm_beam.manifest import FLOPS, LATENCY, LAYERS, UNITS, CostRecord, Variant
 from calm_beam.options import listed
 from calm_beam.risk.pvalues import P_VALUES
@@ -301,13 +302,15 @@ def _measured(
     else:
         prompts = first_prompts(request, sweep, count=count, parts=(CHOOSING,), selection_share=selection_share)
     first = tried[0]
-    say("exits=auto: measuring what a token costs here, which may take a minute on a busy machine")
-    cost = measured_cost(
-        serving,
-        prompts,
-        needs=[need for need in MEASURED if need in needs],
-        exits=ExitRule(min_exit_layer=first.min_exit_layer, exit_interval=first.exit_interval or 1),
-    )
+    say("exits=auto: measuring what a token costs here")
+    with shown_progress(enabled=True) as progress:
+        cost = measured_cost(
+            serving,
+            prompts,
+            needs=[need for need in MEASURED if need in needs],
+            exits=ExitRule(min_exit_layer=first.min_exit_layer, exit_interval=first.exit_interval or 1),
+            on_decoded=timing_in(progress),
+        )
     return dataclasses.replace(
         _record(cost, unit="seconds"),
         batch=serving.batch,

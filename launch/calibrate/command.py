@@ -37,6 +37,7 @@ from calm_beam.manifest import (
     EarlierPlan,
     Manifest,
     Plan,
+    answered_before,
     plans_in_words,
     read_manifest,
 )
@@ -110,7 +111,8 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         if run.provenance.cost is not None:
             write_cost(run.output, run.provenance.cost, model=run.source.job.model.fingerprint)
     # Printed now, so that a log shows what was settled before any loss was seen.
-    _say_plan(run.plan, earlier, is_default=request.leaves_tests_open)
+    may_change = not _shows_losses_early(run, request)
+    _say_plan(run.plan, earlier, is_default=request.leaves_tests_open, may_change=may_change)
     if request.holdout_share is None:
         finished = _executed(run, request, first=first, continued=continued)
     else:
@@ -132,17 +134,27 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
     return Done(run=run, manifest=manifest, folder=folder)
 
 
-def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool) -> None:
-    """Prints the plan, and earlier plans for the same outputs; `is_default` if no p-value is named."""
+def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool, may_change: bool) -> None:
+    """Prints the plan, and earlier plans for the same outputs.
+
+    Args:
+      plan: The plan.
+      earlier: The earlier plans.
+      is_default: Whether no p-value is named.
+      may_change: Whether the run shows no loss before it has ended, so that it may go on by another plan.
+    """
     say(f"plan {plan.digest}")
     if is_default:
         say(default_tests_in_words(plan.tests))
     if words := plans_in_words(earlier):
         say(words)
     if len(plan.tests) > 1 and plan.serve is None and plan.joint_epsilon is None:
+        how = "name it with --serve, or pass --joint, before they are seen"
+        if may_change:
+            how = "stop now with Ctrl-C, and run again with --resume and --serve, which names it, or --joint"
         say(
             f"{len(plan.tests)} entries hold each by itself, not all together, and the plan does not say which is "
-            "served. To pick one after seeing them voids its guarantee: name it now with --serve, or pass --joint."
+            f"served. To pick one after seeing them voids its guarantee: {how}."
         )
 
 
@@ -314,7 +326,7 @@ _OWN_PROMPT = "Your prompt"
 
 
 def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT) -> Iterator[str]:
-    """Yields commands that show the promises of a manifest, and answer a prompt if something was proved.
+    """Yields commands that show the promises of a manifest, and answer a prompt if something was proved and holds.
 
     Args:
       manifest: The result.
@@ -323,7 +335,7 @@ def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT)
     """
     yield f"calm-beam inspect {shlex.quote(output)}"
     entry = manifest.served or next((each for each in manifest.calibrations if each.threshold is not None), None)
-    if entry is not None:
+    if entry is not None and not answered_before(manifest.earlier_plans):
         flags = {"manifest": output, **_naming(entry, manifest), "prompt": prompt}
         words = (f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())
         yield f"calm-beam generate {' '.join(words)} --show_layers"
@@ -378,7 +390,11 @@ def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *,
         # even if standard output is closed.
         report_after(_reported(request, output, folder=done.folder), model=done.run.source.model)
     prompt = {"prompt": embedded.PROMPT} if request.is_demo else {}
-    tell("\n".join(["Next:", *(f"  {line}" for line in next_commands(done.manifest, output, **prompt))]))
+    # The folder as it was given, which is shorter than its absolute path.
+    commands = next_commands(done.manifest, os.fspath(request.output), **prompt)
+    tell("\n".join(["Next:", *(f"  {line}" for line in commands)]))
+    if answered_before(done.manifest.earlier_plans):
+        tell("Before you serve it, calibrate examples that no plan has seen: other --data, and another --output.")
     # The duration says nothing about a single sweep if there were several, or about an incomplete one.
     if not done.run.source.is_stored and done.run.plan.pareto is None and request.holdout_share is None:
         RunTiming(began=began, seconds=time.time() - began).write(done.folder)

@@ -1,7 +1,10 @@
 """Checks of a calibration request before any worker starts: all refusals happen here."""
 
 import dataclasses
+import functools
 import os
+from collections.abc import Sequence
+from typing import Protocol
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -10,13 +13,13 @@ from calm_beam.calibration.guarantee import specs_of
 from calm_beam.calibration.plan import PlanTerms, settled_plan
 from calm_beam.calibration.publish import EarlierResult, RunProvenance
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.inputs.preview import check_parts_of_data
+from calm_beam.inputs.preview import check_parts_of_data, count_examples
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.flags.shared_options import checked_metrics, find_data, find_folder, metric_settings
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import say
-from calm_beam.manifest import MANIFEST, CostRecord, least_units, too_few_in_words
+from calm_beam.manifest import MANIFEST, AskedTest, CostRecord, ParetoPlan, least_units, too_few_in_words
 from calm_beam.manifest.files import FAILURES, REPORT, RISK_TABLE
 from calm_beam.outputs.scoring import Scoring
 from calm_beam.outputs.sharding import default_shards
@@ -26,6 +29,15 @@ from .confirm import refuse_left_confirmation
 from .request import MEASURE, CalibrateRequest
 from .run import CalibrationRun
 from .sources import DecodedSource, Source, begun_shards, decoded_source, prepared_sweep, stored_source
+
+
+class Count(Protocol):
+    """Counts examples."""
+
+    def __call__(self, *, at_most: int) -> int | None:
+        """Returns their number; None if it exceeds `at_most`."""
+        ...
+
 
 _ONE_WAY = "exits: softmax at every layer"
 
@@ -44,13 +56,14 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     settings_of_metrics = metric_settings(request)
     full_names = dict(zip(request.metrics, checked_metrics(request.metrics, settings_of_metrics), strict=True))
     # Errors in these are reported before the model is loaded.
-    specs_of(request.asked_of(full_names), joint=request.joint)
+    specs = specs_of(request.asked_of(full_names), joint=request.joint)
     output, earlier = _checked_output(request)
     request, why_one_way = settled_exits(request, workers)
     source: Source | None = stored
     cost = None
+    measures = source is None and request.is_auto
     if source is None:
-        request, cost, source = _decoded(request, output, earlier=earlier, workers=workers)
+        request, cost, source = _decoded(request, output, earlier=earlier, workers=workers, tests=specs)
     _check_servable(source.settings)
     if request.part is not None:
         _check_confirmable(source, request, output=output, workers=workers)
@@ -91,9 +104,11 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     # Printed after all checks, so that a refusal is one line.
     if why_one_way is not None:
         say(why_one_way)
-    units = source.data.examples(at_most=max(least_units(test, plan.pareto) for test in plan.tests) - 1)
-    if units is not None and (words := too_few_in_words(plan.tests, units, plan.pareto)):
-        say(f"caution: {words}")
+    if (few := _too_few(plan.tests, source.data.examples, plan.pareto)) and not (
+        # Then it has been said before measuring.
+        measures and _too_few(specs, source.data.examples)
+    ):
+        say(few)
     provenance = RunProvenance.of_job(source.job, plan.tests, settings=source.settings)
     return CalibrationRun(
         source=source,
@@ -105,6 +120,13 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
         scoring=Scoring(max_failures=request.max_failures, metric_settings=settings_of_metrics),
         workers=workers,
     )
+
+
+def _too_few(tests: Sequence[AskedTest], count: Count, pareto: ParetoPlan | None = None) -> str:
+    """Returns a warning of promises that so few examples cannot prove; empty if there are enough for each."""
+    units = count(at_most=max(least_units(test, pareto) for test in tests) - 1)
+    words = "" if units is None else too_few_in_words(tests, units, pareto)
+    return f"caution: {words}" if words else ""
 
 
 def settled_exits(request: CalibrateRequest, workers: Workers) -> tuple[CalibrateRequest, str | None]:
@@ -133,14 +155,19 @@ def _by_one_way(request: CalibrateRequest) -> CalibrateRequest:
 
 
 def _decoded(
-    request: CalibrateRequest, output: str, *, earlier: EarlierResult, workers: Workers
+    request: CalibrateRequest, output: str, *, earlier: EarlierResult, workers: Workers, tests: Sequence[AskedTest]
 ) -> tuple[CalibrateRequest, CostRecord | None, Source]:
-    """Returns the source that decodes now, with the candidates of the request and the cost of a token by each."""
+    """Returns the source that decodes now, with the candidates of the request and the cost of a token by each.
+
+    Before it measures for minutes, it warns of `tests` that no candidate could prove on so few examples.
+    """
     sweep, cost = prepared_sweep(request, output, workers=workers), None
     if request.is_auto:
         # Imported here, since it needs JAX.
         from .auto import CannotChooseError, with_candidates
 
+        if few := _too_few(tests, functools.partial(count_examples, sweep.data)):
+            say(few)
         try:
             request, cost = with_candidates(request, sweep, output=output, runs_here=workers.are_here)
         except CannotChooseError as error:

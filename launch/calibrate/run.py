@@ -31,6 +31,7 @@ from calm_beam.launch.runners.run import (
     work_in_words,
 )
 from calm_beam.launch.terminal import say, say_detail
+from calm_beam.launch.terminal.progress import SCORING
 from calm_beam.manifest import MANIFEST, EarlierEnd, Manifest, Objective, Plan, SequentialRecord, read_manifest
 from calm_beam.outputs import STOPPED, DecodeJob, FinishedSweep, OutputsError
 from calm_beam.outputs.folder import SweepHome
@@ -110,7 +111,8 @@ class CalibrationRun:
         if is_part:
             say(f"thresholds down to {block.thresholds[-1]:g} of {self.plan.thresholds[-1]:g}")
         pipeline = self.workers.new_pipeline()
-        with self.workers.shown_progress() as progress:
+        settings = {"first": SCORING} if self.source.is_stored else {}
+        with self.workers.shown_progress(**settings) as progress:
             _ = (
                 block.make(pipeline, progress)
                 | "CalibrateGenerations"
@@ -234,7 +236,9 @@ class VariantsRun:
             )
             | "WriteManifest" >> WriteManifest(run.result, run.replaced())
         )
-        run.tell(run_pipeline(pipeline), seconds=None)
+        with run.workers.shown_progress(first=SCORING):
+            metrics = run_pipeline(pipeline)
+        run.tell(metrics, seconds=None)
 
 
 def _last_with_shards(blocks: Sequence[Block]) -> str:

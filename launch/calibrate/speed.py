@@ -12,6 +12,7 @@ from calm_beam.evaluation.serving_speed import Serving, Speedup, measure_speedup
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal.progress import shown_progress, timing_in
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, SpeedRecord, Variant, write_manifest
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import joined
@@ -113,14 +114,16 @@ def _speeds(
     def rule(variant: Variant | None) -> ExitRule:
         return (sweep.settings if variant is None else settings_of_variant(sweep.settings, variant)).rule
 
-    found = measure_speedups(
-        serving.decoder(ExitRule(confidence="static"), None),
-        {(variant, threshold): serving.decoder(rule(variant), threshold) for variant, threshold in ways},
-        prompts=prompts,
-        max_input_length=sweep.settings.max_input_length,
-        together=batch,
-        most_seconds=_SECONDS,
-    )
+    with shown_progress(enabled=True) as progress:
+        found = measure_speedups(
+            serving.decoder(ExitRule(confidence="static"), None),
+            {(variant, threshold): serving.decoder(rule(variant), threshold) for variant, threshold in ways},
+            prompts=prompts,
+            max_input_length=sweep.settings.max_input_length,
+            together=batch,
+            most_seconds=_SECONDS,
+            on_decoded=timing_in(progress),
+        )
     return [_record(manifest, way, speedup, serving=serving) for way, speedup in found.items()]
 
 

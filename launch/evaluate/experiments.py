@@ -381,14 +381,14 @@ def run_experiment(request: SampleRequest, options: PipelineOptions | None) -> i
     files = [joined(output, file) for file in names if file not in left_out]
     give({"experiment": name, "output": output, "rows": findings.rows, **provenance}, files=files)
     console.print(f"{sample} {time.monotonic() - start:.0f} s.")
-    console.print(f"Files: {', '.join(files)}", soft_wrap=True)
+    console.say(f"Files: {', '.join(files)}")
     return 0
 
 
 def _in_this_process(prepared: PreparedExperiment | PreparedSweeps, task: Task) -> Findings:
     """Returns what an experiment finds that decodes one prompt after the other here."""
     passes = len(prepared.variants) if isinstance(prepared, PreparedSweeps) else 1
-    with shown_progress(enabled=True) as progress:
+    with shown_progress(enabled=True, unit="prompts" if passes == 1 else "outputs") as progress:
         progress.report("read", passes * len(task.prompts))
         progress.report("compiling", 1)
 
@@ -410,7 +410,7 @@ def _on_workers(
     place: str,
 ) -> Findings:
     """Returns what an experiment finds whose sweeps are decoded by others."""
-    with workers.shown_progress() as progress:
+    with workers.shown_progress(unit="prompts" if len(prepared.variants) == 1 else "outputs") as progress:
         progress.report("read", len(prepared.variants) * len(examples))
         generations = (
             decoded_by(workers, examples, variant, run=run, place=place, progress=progress)

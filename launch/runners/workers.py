@@ -120,9 +120,12 @@ class Workers:
                 "Leave it out."
             )
 
-    def shown_progress(self) -> contextlib.AbstractContextManager[ProgressLog]:
-        """Shows how far they are while a block runs, if they may be on this machine; gives where they report."""
-        return shown_progress(enabled=may_report_progress(self.options))
+    def shown_progress(self, **settings: str) -> contextlib.AbstractContextManager[ProgressLog]:
+        """Shows how far they are while a block runs, if they may be on this machine; gives where they report.
+
+        Settings as of `launch.terminal.progress.shown_progress`.
+        """
+        return shown_progress(enabled=may_report_progress(self.options), **settings)
 
 
 def shared_place(workers: Workers, *, next_to: str | None = None) -> str:

@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -16,7 +16,7 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.evaluation.device_forecast import DeviceForecast, device_forecast
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.evaluation.performance import encoded_prompts, sample_in_words, sampled
-from calm_beam.evaluation.serving_speed import Serving, measured_cost
+from calm_beam.evaluation.serving_speed import OnDecoded, Serving, measured_cost
 from calm_beam.evaluation.suitability import ExitForecast, Suitability, layer_predictions, suitability_of
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
@@ -32,10 +32,12 @@ from calm_beam.launch.flags.task import TaskRequest
 from calm_beam.launch.run_sweep import prepare_task
 from calm_beam.launch.terminal import PlainConsole, give, say, tell
 from calm_beam.launch.terminal.lines import PlainTable
-from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.launch.terminal.progress import shown_progress, timing_in
+from calm_beam.launch.train.request import TrainRequest
 from calm_beam.options import options_of
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import replacing
+from calm_beam.text import counted
 from calm_beam.transforms.metrics import ProgressLog
 
 from .request import SuitabilityRequest
@@ -84,7 +86,7 @@ class Measured:
       on_device: What is forecast of a device; None where none was named.
       sample: Description of the prompts.
       output: The file that holds it; None where none was named.
-      next: The command that proves what may be promised; None where the model had better be trained first.
+      next: The command that proves what may be promised, or that trains the model where exits save little.
     """
 
     run: PreparedSweep
@@ -93,7 +95,7 @@ class Measured:
     on_device: OnDevice | None
     sample: str
     output: str | None
-    next: str | None
+    next: str
 
     def record(self) -> dict[str, Any]:
         """Returns what was found as figures for JSON."""
@@ -132,8 +134,7 @@ def measure(request: SuitabilityRequest) -> Measured:
         prompts = encoded_prompts(run, sampled(examples, request.max_examples))
     with shown_progress(enabled=True) as progress:
         found, pairs = _measured(run, prompts, request=request, progress=progress)
-        progress.report("timing", 1)
-        here = _here(run, pairs, found=found) if request.device is None else None
+        here = _here(run, pairs, found=found, on_decoded=timing_in(progress)) if request.device is None else None
     measured = Measured(
         run=run,
         found=found,
@@ -141,7 +142,7 @@ def measure(request: SuitabilityRequest) -> Measured:
         on_device=None if request.device is None else _on_device(run, pairs, found=found, device=request.device),
         sample=sample_in_words(prompts, len(examples)),
         output=output,
-        next=_next_command(request) if found.can_exit else None,
+        next=_calibration(request) if found.is_suitable else _training(request),
     )
     if output is not None:
         with replacing(output) as temporary:
@@ -178,7 +179,7 @@ def _measured(
     return found, pairs
 
 
-def _here(run: PreparedSweep, pairs: _Pairs, *, found: Suitability) -> Here | None:
+def _here(run: PreparedSweep, pairs: _Pairs, *, found: Suitability, on_decoded: OnDecoded) -> Here | None:
     """Returns what tokens of single prompts like these take here; None where nothing exits, or devices share it."""
     if run.request.model_parallelism > 1 or all(each.threshold is None for each in found.exits):
         return None
@@ -188,6 +189,7 @@ def _here(run: PreparedSweep, pairs: _Pairs, *, found: Suitability) -> Here | No
         [prompt for prompt, _ in pairs[:_TIMED]],
         needs=(Need.LOGITS,),
         exits=_rule(cheapest),
+        on_decoded=on_decoded,
     )
     gains = [
         1.0 if each.threshold is None else cost.full() / cost.at_mean(each.layers, _rule(each)) for each in found.exits
@@ -199,17 +201,34 @@ def _rule(forecast: ExitForecast) -> ExitRule:
     return ExitRule(min_exit_layer=forecast.min_exit_layer, exit_interval=forecast.exit_interval)
 
 
-def _next_command(request: SuitabilityRequest) -> str:
+def _calibration(request: SuitabilityRequest) -> str:
     """Returns the calibration of the same model and data, by ways of exiting that no figure of this sample decides."""
-    words = ["calm-beam", "calibrate"]
-    # In the order of help.
+    return shlex.join(["calm-beam", "calibrate", *_given(request)])
+
+
+# Files that stand for the user's.
+_TRAIN, _VALIDATION, _TRAINED = "train.jsonl", "validation.jsonl", "trained_model"
+
+
+def _training(request: SuitabilityRequest) -> str:
+    """Returns the fine-tuning of the same model with the same prompts, on other rows."""
+    rows: tuple[str, ...] = (f"--data={_TRAIN}", f"--validation_data={_VALIDATION}")
+    if request.seqio_task is not None:
+        rows = ("--seqio_validation_split=validation",)
+    # The data are for calibration, which excludes training on them.
+    others = {"checkpoint", "data", "seqio_split"}
+    same = _given(request, names={name for name, _ in options_of(TrainRequest)} - others)
+    checkpoint = f"--checkpoint={request.model_path}"
+    return shlex.join(["calm-beam", "train", checkpoint, *same, *rows, f"--output={_TRAINED}"])
+
+
+def _given(request: SuitabilityRequest, *, names: Collection[str] | None = None) -> Iterator[str]:
+    """Yields the flags of the task that were given, in the order of help; those of some names if there are any."""
     for name, declared in (each for group in TaskRequest.__bases__ for each in options_of(group)):
-        value = getattr(request, name)
-        if not request.is_given(name):
-            continue
-        text = declared.kind.written(value) if isinstance(value, tuple) else str(value)
-        words.append(f"--{name}" if value is True else f"--{name}={text}")
-    return shlex.join(words)
+        if request.is_given(name) and (names is None or name in names):
+            value = getattr(request, name)
+            text = declared.kind.written(value) if isinstance(value, tuple) else str(value)
+            yield f"--{name}" if value is True else f"--{name}={text}"
 
 
 def _on_device(run: PreparedSweep, pairs: _Pairs, *, found: Suitability, device: str) -> OnDevice:
@@ -229,9 +248,11 @@ def tell_suitability(request: SuitabilityRequest) -> int:
     measured = measure(request)
     found, console = measured.found, PlainConsole()
     console.print(_table(found))
+    depth = counted(len(found.agreement), "layer")
     console.print(
-        f"The oracle exits at the first layer that agrees with the last: layer {found.first_agreement:.2f} on average; "
-        f"from layer {found.settled:.2f} on, nothing changes any more."
+        "An oracle that exits at the first layer whose prediction is the last layer's uses "
+        f"{found.first_agreement:.2f} of {depth} a token; one that waits until no higher layer predicts anything else, "
+        f"{found.settled:.2f}."
     )
     console.print(_forecasts(found))
     console.print(found.verdict)
@@ -240,11 +261,13 @@ def tell_suitability(request: SuitabilityRequest) -> int:
     if measured.on_device is not None:
         _tell_device_times(measured.on_device, found, console=console)
     if measured.here is not None:
-        console.say(_fastest_here(measured.here, found))
+        console.print(_fastest_here(measured.here, found))
     console.print(f"{measured.sample} One pass over the full model's outputs: a forecast, no promise.")
-    if measured.next is not None:
-        tell(f"Next:\n  {measured.next}")
+    tell(f"Next:\n  {measured.next}")
+    if found.is_suitable:
         console.print("It may use these prompts, since no figure above decides anything in it.")
+    elif request.seqio_task is None:
+        console.print(f"{_TRAIN} and {_VALIDATION} stand for rows of yours, other than those that will calibrate.")
     console.print(
         "Where a figure above decides something, such as delta or how tokens exit, calibrate on other prompts."
     )
@@ -262,10 +285,16 @@ def _fastest_here(here: Here, found: Suitability) -> str:
             "Measured here, one prompt at a time, none of these choices is forecast to be faster than the full model: "
             "tests take longer than the layers that they save. A calibration also tries measures with cheaper tests."
         )
-    chosen = found.exits[best]
-    return (
+    chosen, cheapest = found.exits[best], found.cheapest
+    sentence = (
         f"Measured here, one prompt at a time, softmax exits with {chosen.flags} are forecast to be fastest, at "
         f"{chosen.layers:.2f} layers a token: {here.gains[best]:.2f} times as fast as the full model."
+    )
+    if chosen is cheapest:
+        return sentence
+    return (
+        f"{sentence} Time is not operations: those with the fewest operations, {cheapest.flags}, are forecast to be "
+        f"{here.gains[found.exits.index(cheapest)]:.2f} times as fast."
     )
 
 

@@ -9,17 +9,22 @@ import dataclasses
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from calm_beam.text import printable
+
+_COMMAND, _GOES_ON = "calm-beam ", " \\"
+# Quoted parts, as `shlex.quote` writes them, belong to the word around them.
+_SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 _words: contextvars.ContextVar[Callable[[str], str]] = contextvars.ContextVar("_words", default=str)
 _shows_details: contextvars.ContextVar[bool] = contextvars.ContextVar("_shows_details", default=False)
@@ -59,10 +64,14 @@ def tell(text: object) -> None:
 def wrapped(text: str, width: int) -> str:
     r"""Returns a text in lines of at most so many columns, broken at spaces only: words, paths and flags stay whole.
 
-    Lines go on under their own indentation.
+    Lines go on under their own indentation. An indented line that begins with `calm-beam` is a command: it is broken
+    between words of the shell, with a backslash, so that it runs as pasted.
 
     >>> wrapped("a path: /some/long/path", 8)
     'a path:\n/some/long/path'
+    >>> print(wrapped("  calm-beam generate --prompt='Two words'", 24))
+      calm-beam generate \
+        --prompt='Two words'
     """
     return "\n".join(piece for line in text.split("\n") for piece in _pieces(line, width))
 
@@ -70,6 +79,8 @@ def wrapped(text: str, width: int) -> str:
 def _pieces(line: str, width: int) -> list[str]:
     if cell_len(line) <= width:
         return [line]
+    if line.startswith("  ") and line.lstrip(" ").startswith(_COMMAND):
+        return _pieces_of_command(line, width)
     words = line.split(" ")
     indent = " " * next(index for index, word in enumerate(words) if word or index == len(words) - 1)
     pieces = [line[: len(indent)]]
@@ -79,6 +90,21 @@ def _pieces(line: str, width: int) -> list[str]:
             pieces.append(indent + word)
         else:
             pieces[-1] += word if is_first else f" {word}"
+    return pieces
+
+
+def _pieces_of_command(line: str, width: int) -> list[str]:
+    """Returns the lines of a command, of which each but the last ends in a backslash."""
+    indent = " " * (len(line) - len(line.lstrip(" ")))
+    first, *words = _SHELL_WORD.findall(line)
+    pieces = [indent + first]
+    for word in words:
+        # A space and the backslash have to fit too.
+        if cell_len(pieces[-1]) + 1 + cell_len(word) + len(_GOES_ON) > width:
+            pieces[-1] += _GOES_ON
+            pieces.append(f"{indent}  {word}")
+        else:
+            pieces[-1] += f" {word}"
     return pieces
 
 
@@ -111,7 +137,13 @@ class PlainTable(Table):
 
     def __init__(self, title: str, **settings: Any) -> None:
         """Prepares a table without columns; `settings` as of `rich.table.Table`."""
-        super().__init__(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **settings)
+        super().__init__(box=box.SIMPLE_HEAD, pad_edge=False, **settings)
+        self._heading = title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields the title, in lines of the terminal's width and not of the table's, and the table."""
+        yield console.render_str(self._heading, style="table.title")
+        yield from super().__rich_console__(console, options)
 
     def add_numbers(self, *names: str) -> None:
         """Adds columns whose cells stand at the right, and are never broken: numbers that are cut would be others."""

@@ -13,6 +13,7 @@ from calm_beam.manifest import (
     OF_VARIANTS,
     Calibration,
     Manifest,
+    PathEntry,
     SettingCalibration,
     SettingManifest,
     Variant,
@@ -21,13 +22,15 @@ from calm_beam.manifest import (
     confirmation_in_words,
     confirming_in_words,
     engine_in_words,
+    measured_speeds,
     more_may_do_in_words,
     near_ties_in_words,
     plans_in_words,
     repeats_in_words,
     rounds_in_words,
     served_in_words,
-    speeds_in_words,
+    speed_in_words,
+    together_in_batch,
     too_few_in_words,
     unseen_in_words,
     without_keys,
@@ -77,7 +80,12 @@ def print_summary(
             console.print(table)
     console.print(choices_table(manifest, operations))
     lines = _details(manifest) if verbose else ()
-    found = (*confirmation_lines(manifest), *remarks, *_what_was_counted(manifest, seconds=seconds))
+    found = (
+        *_ways_to_go_on(manifest),
+        *confirmation_lines(manifest),
+        *remarks,
+        *_what_was_counted(manifest, seconds=seconds),
+    )
     for line in (*found, *lines):
         console.print(line)
 
@@ -97,14 +105,16 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
     epsilon = None if manifest.plan is None else manifest.plan.joint_epsilon
     how = "each with" if epsilon is None else "all together with"
     sure = epsilon or max(manifest.error_of(entry) for entry in manifest.calibrations)
-    probability = f"{how} probability at least {100 * (1 - sure):.6g} %"
+    probability = f"probability at least {100 * (1 - sure):.6g} %"
     kept = [entry for entry in manifest.calibrations if entry.threshold is not None]
     if not kept:
-        return f"None of {promises} could be proved, {probability}: every token runs all layers, and nothing is saved."
+        return (
+            f"None of {promises} could be proved with {probability}: every token runs all layers, and nothing is saved."
+        )
     depth = manifest.model.layers
     least, most = min(entry.layers for entry in kept), max(entry.layers for entry in kept)
     return (
-        f"{len(kept)} of {promises} proved, {probability}. At their thresholds a token runs "
+        f"{len(kept)} of {promises} proved, {how} {probability}. At their thresholds a token runs "
         f"{_from_to(f'{least:.2f}', f'{most:.2f}')} of {depth} layers on average: "
         f"{_from_to(f'{1 - most / depth:.0%}', f'{1 - least / depth:.0%}')} fewer."
     )
@@ -112,6 +122,52 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
 
 def _from_to(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
+
+
+# Thresholds that are safer than the first of usual grids.
+_SAFER = (0.9999, 0.999, 0.99)
+
+
+def _ways_to_go_on(manifest: Manifest) -> Iterator[str]:
+    """Yields what to do about promises of which not even the safest threshold could be proved."""
+    entries = [
+        entry for entry in manifest.calibrations if entry.threshold is None and _begins_with_failure(entry, manifest)
+    ]
+    if not entries:
+        return
+    tested = [step for entry in entries for step in _steps_of_grid(entry, manifest)]
+    first = max(step.threshold for step in tested)
+    safer = [threshold for threshold in _SAFER if threshold > first]
+    ways = []
+    if safer:
+        grid = ",".join(f"{threshold:g}" for threshold in (*safer[-2:], first))
+        ways.append(f"thresholds nearer to 1, such as --thresholds={grid}")
+    if any(step.risk < entry.delta for entry in entries for step in _steps_of_grid(entry, manifest)):
+        ways.append("more examples")
+    ways.append("fine-tuning (calm-beam train)")
+    promises = len(manifest.calibrations)
+    which = "" if promises == 1 else f" for {len(entries)} of {counted(promises, 'promise')}"
+    yield (
+        f"Not even the safest threshold, {first:g}, could be proved{which}. What may help, on fresh examples: "
+        f"{'; '.join(ways)}."
+    )
+
+
+def _begins_with_failure(entry: Calibration, manifest: Manifest) -> bool:
+    """Returns whether every test of a promise failed at its first threshold; full depth is no exit."""
+    exits = (step for step in entry.path if step.layers < manifest.model.layers)
+    steps = _steps_of_grid(entry, manifest)
+    # A failed confirmation, and proved thresholds that do not pay, have other remedies.
+    is_first = bool(steps) and not any(step.rejected for step in steps)
+    return is_first and entry.chosen is None and not any(step.rejected for step in exits)
+
+
+def _steps_of_grid(entry: Calibration, manifest: Manifest) -> list[PathEntry]:
+    """Returns the tests of an entry but those of static exits, whose thresholds are layers."""
+    own = manifest.decode.confidence
+    return [
+        step for step in entry.path if (own if step.variant is None else step.variant.confidence or own) != "static"
+    ]
 
 
 def _all_trade_offs(manifest: Manifest, output: str) -> Iterator[Table | str]:
@@ -140,7 +196,7 @@ def _what_was_counted(manifest: Manifest, *, seconds: float | None) -> Iterator[
     yield (
         f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)}{took}; "
         f"{counted(data.duplicates, 'repeated input')}, "
-        f"{data.truncated} cut, {data.failed} failed."
+        f"{counted(data.truncated, 'prompt')} cut, {data.failed} failed."
     )
     for line in (unseen_in_words(data.unseen or ()), confirming_in_words(manifest)):
         if line:
@@ -364,9 +420,30 @@ def confirmation_lines(manifest: Manifest) -> list[str]:
     return lines
 
 
-def speed_lines(manifest: Manifest) -> list[str]:
-    """Returns for each entry how fast it has been; none where nothing was measured."""
-    return [printable_line(line) for line in speeds_in_words(manifest)]
+def speed_lines(manifest: Manifest) -> list[str | Table]:
+    """Returns how fast promises have been: a sentence on each, or a table of several; none if nothing was measured."""
+    places = range(len(manifest.calibrations))
+    measured = [place for place in places if measured_speeds(manifest, place)]
+    in_table = measured if len(measured) > 1 else []
+    said = (speed_in_words(manifest, place) for place in places if place not in in_table)
+    return [*([_speed_table(manifest, in_table)] if in_table else []), *map(printable_line, filter(None, said))]
+
+
+def _speed_table(manifest: Manifest, places: Sequence[int]) -> Table:
+    """Returns the speeds of the promises at some places, one line each."""
+    batches = list(dict.fromkeys(speed.batch for speed in manifest.speeds or ()))
+    table = PlainTable("Times as fast as the full model, on the machine that calibrated", caption_justify="left")
+    table.add_column("promise", overflow="fold")
+    table.add_numbers(*(together_in_batch(batch).replace(" ", "\n", 1) for batch in batches))
+    table.add_numbers(f"layers\nof {manifest.model.layers}")
+    for place in places:
+        entry = manifest.calibrations[place]
+        factors = {speed.batch: f"{speed.factor:.2f}" for speed in measured_speeds(manifest, place)}
+        layers = "never exit" if entry.pays is False else f"{entry.layers:.2f}"
+        table.add_row(printable_line(entry.promise_in_words()), *(factors.get(batch, "") for batch in batches), layers)
+    if any(manifest.calibrations[place].pays is False for place in places):
+        table.caption = "Never exit: what was proved was slower. Fine-tuning moves exits down (calm-beam train)."
+    return table
 
 
 def _end_of_test(entry: Calibration, *, level: float | None) -> str:
@@ -432,16 +509,16 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     joint = manifest.plan.joint_epsilon
     sure = 1 - (joint or max(map(manifest.error_of, entries)))
     how = "with" if len(entries) == 1 else "each with" if joint is None else "all together with"
-    probability = f"{how} probability at least {100 * sure:.6g} %"
+    probability = f"probability at least {100 * sure:.6g} %"
     if not kept:
-        return f"No setting could be proved safe, {probability}."
+        return f"No setting could be proved safe with {probability}."
     named = "; ".join(
         f"{'' if entry.group is None else f'group {entry.group}: '}{entry.setting} loses at most {entry.delta:g}"
         for entry in kept
     )
     if len(entries) == 1:
-        return printable_line(f"Proved, {probability}: {named}.")
-    return printable_line(f"{len(kept)} of {counted(len(entries), 'promise')} proved, {probability}: {named}.")
+        return printable_line(f"Proved, {how} {probability}: {named}.")
+    return printable_line(f"{len(kept)} of {counted(len(entries), 'promise')} proved, {how} {probability}: {named}.")
 
 
 def _risk_tables(rows: "Sequence[Sequence[SettingRow]]", *, baseline: tuple[str, float | None] | None) -> list[Table]:

@@ -110,7 +110,7 @@ def test_end_to_end(
     printed = capsys.readouterr()
     assert "not counted" not in printed.err
     assert "30 examples in" in printed.out
-    assert "; 4 repeated inputs, 0 cut, 0 failed." in printed.out
+    assert "; 4 repeated inputs, 0 prompts cut, 0 failed." in printed.out
     assert f"Manifest: {output / 'manifest.json'}" in printed.out
 
 

@@ -440,7 +440,7 @@ def test_inspect(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["inspect", output]) == 0
     printed = capsys.readouterr().out
     assert "of kind settings; its digest is right" in printed
-    assert f"Plan that the run started with: {manifest.plan.digest}" in printed
+    assert f"Plan settled before the run: {manifest.plan.digest}" in printed
     assert "Order: 8bit, 6bit, 4bit, 3bit." in printed
     assert main(["inspect", output, "--checkpoint=model"]) == 2
     assert "is of kind settings: it belongs to no model" in capsys.readouterr().err

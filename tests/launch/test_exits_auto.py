@@ -84,13 +84,14 @@ def test_a_busy_machine_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Timings of a busy machine are uncertain, and a message says so before they begin, after what is timed."""
+    """Before timings begin, messages say that they will be uncertain, and, once, that examples are too few anyway."""
     monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 1000.0, 1000.0))
-    assert _calibrate(model, data, tmp_path / "out", "--objective=throughput:4") == 0
+    assert _calibrate(model, data, tmp_path / "out", "--objective=throughput:4", "--delta=0.01") == 0
     printed = capsys.readouterr().err
     places = [
         printed.index(words)
         for words in (
+            "caution: The promise cannot be proved by 60 examples, even if none of them loses anything: delta 0.01",
             "candidates, since there are fewer than 500 examples; also possible: ",
             "caution: this machine is busy (load 1000.0 on",
             "exits=auto: measuring what a token costs here",
@@ -98,6 +99,7 @@ def test_a_busy_machine_is_told(
         )
     ]
     assert places == sorted(places)
+    assert printed.count("cannot be proved by 60 examples") == 1
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     assert manifest.cost is not None
     assert manifest.cost.batch == 4

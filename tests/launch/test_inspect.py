@@ -42,7 +42,7 @@ def test_a_manifest_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
         "read from gs://models/t5-small",
         "confidence softmax, schedule decay, tau 4, state propagation from_exit, from layer 1 on; bfloat16.",
         "inputs up to 512 tokens, outputs up to 64; task prefix 'résume: '.",
-        "200 examples of gs://data/calibration-*.jsonl.gz; 3 repeated inputs, 7 cut, 1 failed.",
+        "200 examples of gs://data/calibration-*.jsonl.gz; 3 repeated inputs, 7 prompts cut, 1 failed.",
         "never exit",
         build_manifest().guarantee,
     ):
@@ -78,7 +78,7 @@ def test_a_plan_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
         "200 examples in 200 clusters of gs://data/calibration-*.jsonl.gz;",
         "Tests: textual by hoeffding_bentkus of dissimilarity losses; risk by signed_mixture of signed losses. "
         "Procedure: fixed_sequence, bonferroni.",
-        f"Plan that the run started with: {manifest.plan.digest}",
+        f"Plan settled before the run: {manifest.plan.digest}",
         "end of grid",
     ):
         assert part in printed

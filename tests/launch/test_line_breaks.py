@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import shlex
 
 import pytest
 from rich.cells import cell_len
@@ -59,6 +60,26 @@ def test_lines_go_on_under_their_indentation() -> None:
     assert wrapped("a b c\n  d  e f\n\n    g", 5) == "a b c\n  d \n  e f\n\n    g"
     assert wrapped("", 5) == ""
     assert wrapped("      ", 3) == "      "
+
+
+def test_commands_run_as_pasted(width: int) -> None:
+    """A command is broken between words of the shell alone, with a backslash, so that a shell reads the same words."""
+    words = [
+        "calm-beam",
+        "generate",
+        "--manifest=my run/calibration",
+        "--prompt=Who isn't 'here' \\\\ now?  Two  spaces",
+    ]
+    words += [f"--flag_{index}=value" for index in range(8)]
+    with contextlib.redirect_stdout(_Terminal()) as out:
+        tell(f"Next:\n  {shlex.join(words)}\n  calm-beam inspect out")
+    first, *lines = out.getvalue().splitlines()
+    assert first == "Next:"
+    assert max(map(len, lines)) <= width or max(map(len, words)) + 10 > width
+    assert [shlex.split(line) for line in "\n".join(lines).replace("\\\n", "").splitlines()] == [
+        words,
+        ["calm-beam", "inspect", "out"],
+    ]
 
 
 def test_the_usage_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

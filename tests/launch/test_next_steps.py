@@ -8,6 +8,7 @@ import pytest
 
 from calm_beam.launch.calibrate.command import next_commands
 from calm_beam.launch.cli import main
+from calm_beam.manifest import EarlierPlan
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit
 from tests.pipelines import SHORT_FLAGS
 
@@ -22,6 +23,8 @@ def test_they_run_as_printed(
     _, _, after = capsys.readouterr().out.partition("Next:\n")
     commands = [shlex.split(line) for line in after.splitlines()]
     assert [command[:2] for command in commands] == [["calm-beam", "inspect"], ["calm-beam", "generate"]]
+    # The folder as it was given, not its absolute path.
+    assert commands[0][2] == "my run"
     for _, *command in commands:
         assert main(command) == 0
 
@@ -38,6 +41,15 @@ def test_only_what_tells_entries_apart_is_named() -> None:
 def test_nothing_is_answered_where_nothing_was_proved() -> None:
     """If nothing was proved, only the command that shows the manifest is printed."""
     assert [*next_commands(build_manifest(calibrations=(build_never_exit(),)), "out")] == ["calm-beam inspect out"]
+
+
+def test_nothing_is_answered_where_results_were_seen_before() -> None:
+    """After results of an earlier plan on the same outputs were shown, no command serves what may not hold."""
+    earlier = EarlierPlan(plan="sha256:70", command="calibrate", asked="2026-01-31T12:00:00Z", answered=True)
+    manifest = build_manifest(calibrations=(build_calibration(),))
+    unseen = dataclasses.replace(manifest, earlier_plans=(dataclasses.replace(earlier, answered=False),))
+    assert len([*next_commands(unseen, "out")]) == 2
+    assert [*next_commands(dataclasses.replace(manifest, earlier_plans=(earlier,)), "out")] == ["calm-beam inspect out"]
 
 
 def test_measures_of_ones_own_are_named() -> None:

@@ -1,6 +1,7 @@
 """Progress of a local run, shown while it runs."""
 
 import pathlib
+import re
 import threading
 from typing import Any
 
@@ -66,7 +67,48 @@ def test_terminals_get_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
             log.report("decoded", 1)
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "8/8" in printed.err
+    assert "8/8 prompts" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("reports", "first", "last"),
+    [
+        ((), "scoring", ""),
+        ((("read", 60), ("stored", 60)), "reading", "60/60 outputs"),
+        ((("to_time", 4), ("timed", 1)), "reading", "1/4 outputs"),
+    ],
+)
+def test_no_bar_tells_what_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reports: tuple[tuple[str, int], ...],
+    first: str,
+    last: str,
+) -> None:
+    """Where nothing is counted there is no count; what was stored counts as done; what is timed has its own count."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(progress, "_TERMINAL_SECONDS", 0.02)
+    with shown_progress(enabled=True, first=first, unit="outputs") as log:
+        for event, count in reports:
+            log.report(event, count)
+        threading.Event().wait(0.1)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).splitlines()[-1]
+    assert "?" not in shown
+    assert "-:--:--" not in shown
+    assert re.findall(r"\d+/\d+ outputs", shown) == ([last] if last else [])
+    assert shown.startswith({"": "scoring", "6": "scoring", "1": "measuring speed"}[last[:1]])
+
+
+def test_prompts_to_time_are_counted_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log says how far a measurement is, also if its end changes."""
+    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.02)
+    with shown_progress(enabled=True) as log:
+        told = progress.timing_in(log)
+        told(2, 6)
+        told(1, 8)
+        threading.Event().wait(0.3)
+    assert "measuring speed for 0 s: 3 of 8 prompts\n" in capsys.readouterr().err
 
 
 def test_counts_are_summed(tmp_path: pathlib.Path) -> None:
@@ -96,7 +138,8 @@ def test_work_that_is_done_twice_counts_once(tmp_path: pathlib.Path) -> None:
         ({"read": 8, "stored": 8}, "scoring"),
         ({"read": 8, "loading": 1, "compiling": 1, "decoded": 8}, "scoring"),
         ({"read": 8, "compiling": 1, "decoded": 8, "predicting": 1}, "computing what every layer predicts"),
-        ({"read": 8, "decoded": 8, "predicting": 1, "timing": 1}, "measuring what a token takes"),
+        ({"read": 8, "decoded": 8, "predicting": 1, "to_time": 6}, "measuring speed"),
+        ({"to_time": 6, "timed": 1}, "measuring speed"),
     ],
 )
 def test_what_a_run_is_doing(counts: dict[str, int], phase: str) -> None:
@@ -122,7 +165,10 @@ def test_lines_of_a_log() -> None:
     just_seen = progress._line("decoding", 50, decoded=11, newly=0, in_phase=0.0, in_all=10.0)
     assert just_seen == "decoded 11 of 50 prompts in 10 s"
     assert progress._line("decoding", 50, decoded=11, newly=7, in_phase=0.3, in_all=10.0) == just_seen
-    assert progress._line("scoring", 1000, decoded=1000, **in_phase) == "decoded 1000 of 1000 prompts in 42 s; scoring"
+    assert (
+        progress._line("scoring", 1000, decoded=1000, **in_phase)
+        == "decoded 1000 of 1000 prompts in 42 s; scoring for 30 s"
+    )
     assert (
         progress._line("computing what every layer predicts", 5, decoded=5, **in_phase)
         == "decoded 5 of 5 prompts in 42 s; computing what every layer predicts for 30 s"

@@ -100,6 +100,37 @@ def test_without_a_name_none_is_taken(
     assert "hold each by itself" not in capsys.readouterr().err
 
 
+def test_one_may_still_be_named_while_nothing_is_shown(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The warning says how to name an entry while the run decodes, and that works; of stored outputs, it does not."""
+    with monkeypatch.context() as stopped:
+        stopped.setattr("calm_beam.launch.calibrate.run.run_pipeline", _interrupt)
+        assert _calibrate(model, data, tmp_path / "out") == 130
+    how = "stop now with Ctrl-C, and run again with --resume and --serve, which names it, or --joint."
+    assert how in capsys.readouterr().err
+    assert _calibrate(model, data, tmp_path / "out", "--resume", "--serve=textual,0.95") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert manifest.served is not None
+    assert [each.answered for each in manifest.earlier_plans or ()] == [False]
+    capsys.readouterr()
+    asked = ["--metric=token_f1", "--delta=0.9,0.95", "--epsilon=0.3", f"--output={tmp_path / 'again'}"]
+    assert main(["calibrate", f"--generations={tmp_path / 'out'}", *asked]) == 0
+    printed = capsys.readouterr()
+    assert "name it with --serve, or pass --joint, before they are seen." in printed.err
+    # Results of this data were shown before.
+    assert "\nBefore you serve it, calibrate examples that no plan has seen: " in printed.out
+    assert "calm-beam generate" not in printed.out
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("serve", "message"),
     [

@@ -15,10 +15,12 @@ from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.evaluation.device_forecast import device_forecast
 from calm_beam.evaluation.flops import DecoderSizes
-from calm_beam.evaluation.suitability import layer_predictions, suitability_of
+from calm_beam.evaluation.suitability import ExitForecast, Suitability, layer_predictions, suitability_of
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.token_cost import TokenCost
 from calm_beam.launch.cli import main
 from calm_beam.launch.commands import flag_parsers
+from calm_beam.launch.suitability.command import Here, _fastest_here
 from calm_beam.manifest import read_manifest
 from calm_beam.precision import Precision
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
@@ -159,11 +161,57 @@ def test_the_next_command_runs_as_printed(
         *("--max_input_length=32", "--max_decode_length=6", "--engine=xla"),
     ]
     assert "Measured here, one prompt at a time," in shown
+    assert (
+        "An oracle that exits at the first layer whose prediction is the last layer's uses 1.00 of 2 layers a t"
+        in shown
+    )
     here = found["here"]
     assert len(here["gain_of_exits"]) == len(found["exits"])
     assert here["seconds"].keys() == {"layer", "output", "logits_test"}
     assert main([*shlex.split(found["next"])[1:], "--objective=layers", "--metric=token_f1"]) == 0
     assert read_manifest("calibration/manifest.json").plan is not None
+
+
+def test_a_model_that_gains_little_is_trained_next(
+    model: pathlib.Path, data: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where exits save next to nothing, the next command trains the same model with the same prompts, on other rows."""
+    command = ["suitability", f"--checkpoint={model}", f"--data={data}", *_SHORT, "--task_prefix=say it: "]
+    assert main([*command, "--engine=xla", "--device=h100"]) == 0
+    shown = capsys.readouterr().out
+    assert "Not suitable as it is" in shown
+    after = shown.partition("Next:\n")[2].splitlines()
+    words = shlex.split(after[0])
+    assert words == [
+        *("calm-beam", "train", f"--checkpoint={model}", "--task_prefix=say it: ", "--max_input_length=32"),
+        *("--data=train.jsonl", "--validation_data=validation.jsonl", "--output=trained_model"),
+    ]
+    # Every flag is one of training.
+    flag_parsers("train")[0].parse_args(words[2:])
+    assert after[1] == "train.jsonl and validation.jsonl stand for rows of yours, other than those that will calibrate."
+    assert "calm-beam calibrate" not in shown
+
+
+def test_time_and_operations_may_choose_other_layers() -> None:
+    """If other exits are fastest than have the fewest operations, the sentence says so, with both speeds."""
+    every = ExitForecast(min_exit_layer=1, exit_interval=1, threshold=0.5, layers=2.0, work=0.9)
+    fewer = ExitForecast(min_exit_layer=2, exit_interval=2, threshold=0.5, layers=2.5, work=0.7)
+    found = Suitability(
+        agreement=(0.9,) * 4,
+        perplexity=(2.0,) * 4,
+        first_agreement=1.5,
+        settled=2.0,
+        exits=(every, fewer),
+        agreeing=0.98,
+    )
+    cost = TokenCost.of_layers(4)
+    differing = _fastest_here(Here(cost=cost, gains=(1.5, 1.25)), found)
+    assert "--min_exit_layer=1 --exit_interval=1 are forecast to be fastest, at 2.00 layers a token: 1.50" in differing
+    assert differing.endswith(
+        "Time is not operations: those with the fewest operations, --min_exit_layer=2 --exit_interval=2, are forecast "
+        "to be 1.25 times as fast."
+    )
+    assert "Time is not operations" not in _fastest_here(Here(cost=cost, gains=(1.25, 1.5)), found)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,20 @@ from rich.console import Console
 
 from calm_beam.calibration.plan import layout_of
 from calm_beam.calibration.result import choose_thresholds, risk_rows, write_risk_table
-from calm_beam.launch.terminal.summary import choices_table, headline, print_summary
+from calm_beam.launch.terminal import PlainConsole
+from calm_beam.launch.terminal.lines import PlainTable
+from calm_beam.launch.terminal.summary import (
+    _begins_with_failure,
+    _ways_to_go_on,
+    choices_table,
+    headline,
+    print_summary,
+    speed_lines,
+)
 from calm_beam.manifest import Calibration, Manifest, repeats_in_words
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 from tests.calm_beam.manifest.builders import (
+    SPEED,
     build_calibration,
     build_each_variant_manifest,
     build_joint_confirmed_manifest,
@@ -22,6 +33,7 @@ from tests.calm_beam.manifest.builders import (
     build_never_exit,
     build_path_entry,
     build_planned_manifest,
+    build_timed_manifest,
 )
 from tests.plans import all_specs
 
@@ -112,7 +124,7 @@ def test_what_is_said_besides(
     manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
     text = _printed(tmp_path, manifest, capsys)
     assert "Tests: textual by signed_mixture of dissimilarity losses. Procedure: fixed_sequence." in text
-    assert "200 examples in 13 s; 3 repeated inputs, 7 cut, 0 failed." in text
+    assert "200 examples in 13 s; 3 repeated inputs, 7 prompts cut, 0 failed." in text
     assert repeats_in_words(manifest) in text
     assert text.count("Leave in what repeats by itself where the model is served") == 1
     assert manifest.guarantee in text
@@ -220,12 +232,72 @@ def test_the_result_comes_first(
     [
         ((build_calibration(),), "With probability at least 95 %"),
         ((build_never_exit(),), "Never exit: from 200"),
-        ((build_never_exit(), build_never_exit(delta=0.02)), "None of 2 promises could be proved, each with"),
+        ((build_never_exit(), build_never_exit(delta=0.02)), "None of 2 promises could be proved with probability"),
     ],
 )
 def test_headlines(entries: tuple[Calibration, ...], words: str) -> None:
     """A single promise is printed whole; if nothing is proved, the headline says so."""
     assert headline(build_manifest(calibrations=entries)).startswith(words)
+
+
+def test_a_first_threshold_that_failed_says_how_to_go_on() -> None:
+    """Where not even the safest threshold was proved, what may help is named; more examples only where losses allow."""
+    few = build_never_exit(path=(build_path_entry(threshold=0.95, risk=0.005, p_value=0.3, rejected=False),))
+    (said,) = _ways_to_go_on(build_manifest(calibrations=(few,)))
+    assert said == (
+        "Not even the safest threshold, 0.95, could be proved. What may help, on fresh examples: thresholds nearer to "
+        "1, such as --thresholds=0.999,0.99,0.95; more examples; fine-tuning (calm-beam train)."
+    )
+    loses = build_never_exit(path=(build_path_entry(threshold=0.9999, risk=0.5, p_value=1.0, rejected=False),))
+    (said,) = _ways_to_go_on(build_manifest(calibrations=(loses, build_calibration())))
+    assert said.endswith(
+        "could be proved for 1 of 2 promises. What may help, on fresh examples: fine-tuning (calm-beam train)."
+    )
+    # Here a safer one was proved, and did not pay.
+    timed = build_timed_manifest()
+    assert not _begins_with_failure(_slow(timed), timed)
+
+
+def _slow(manifest: Manifest) -> Calibration:
+    """Returns the first entry of a manifest, whose threshold was proved, as one that does not pay."""
+    of_none: dict[str, Any] = dict.fromkeys(("threshold", "variant", "threshold_by_position", "rule"))
+    return dataclasses.replace(manifest.calibrations[0], pays=False, layers=manifest.model.layers, risk=0.0, **of_none)
+
+
+def test_several_speeds_are_a_table() -> None:
+    """One promise has its speed in a sentence; of several, a table says once where and how they were measured."""
+    alone = build_timed_manifest()
+    (said,) = speed_lines(alone)
+    assert isinstance(said, str)
+    slow = dataclasses.replace(_slow(alone), delta=0.2)
+    assert alone.plan is not None
+    test = alone.plan.tests[0]
+    plan = dataclasses.replace(alone.plan, tests=(test, dataclasses.replace(test, delta=0.2)))
+    in_batches = dataclasses.replace(SPEED, calibrations=(0,), batch=64, factor=0.8)
+    other = dataclasses.replace(SPEED, calibrations=(1,), factor=0.5)
+    entries = (alone.calibrations[0], slow)
+    several = dataclasses.replace(alone, plan=plan, calibrations=entries, speeds=(SPEED, in_batches, other))
+    table, *others = speed_lines(several)
+    assert others == []
+    shown = io.StringIO()
+    PlainConsole(file=shown, width=80).print(table)
+    text = shown.getvalue()
+    assert text.startswith("Times as fast as the full model, on the machine that calibrated\n")
+    assert text.count("machine that calibrated") == 1
+    assert re.search(r"delta 0\.1.* 1\.25 +0\.80 +3\.50 *\n", text)
+    assert re.search(r"delta 0\.2.* 0\.50 +never exit *\n", text)
+    assert "Fine-tuning moves exits down" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_titles_are_as_wide_as_the_terminal() -> None:
+    """The title of a narrow table stays on one line, and is broken only where the terminal ends."""
+    table = PlainTable("Mean loss by setting (probability 95 %)")
+    table.add_column("a")
+    table.add_row("1")
+    shown = io.StringIO()
+    PlainConsole(file=shown, width=80).print(table)
+    assert shown.getvalue().startswith("Mean loss by setting (probability 95 %)\n")
 
 
 def test_choices_at_the_end_of_the_grid() -> None:

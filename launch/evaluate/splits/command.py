@@ -37,6 +37,7 @@ from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.launch.terminal import PlainConsole, give, say
 from calm_beam.launch.terminal.lines import PlainTable
+from calm_beam.launch.terminal.progress import SCORING, shown_progress, timing_in
 from calm_beam.manifest import ManifestError, PlannedTest, content_digest
 from calm_beam.manifest.plan_list import AskedPlan, PlanList, home_of
 from calm_beam.manifest.versions import run_versions
@@ -349,7 +350,8 @@ def _results(run: PreparedSplits, pipeline: beam.Pipeline, *, directory: str) ->
         grid_path=grid,
         scoring=run.scoring,
     )
-    run_pipeline(pipeline)
+    with run.workers.shown_progress(first=SCORING):
+        run_pipeline(pipeline)
     num_layers = run.sources[0].num_layers
     results = SplitResults.of(read_trials(trials), read_grid(grid), asked=run.specs, num_layers=num_layers)
     if run.speedup_prompts is None or run.model is None:
@@ -387,13 +389,15 @@ def _speedups(
         f"speedup: {counted(len(sample), 'prompt')} by the full model and at {counted(len(chosen), 'threshold')}, "
         "one at a time"
     )
-    return measure_speedups(
-        # Static confidence is known without computing anything.
-        decoder(ExitRule(confidence="static"), None),
-        {(name, threshold): decoder(rules[name], threshold) for name, threshold in chosen},
-        prompts=sample,
-        max_input_length=settings.max_input_length,
-    )
+    with shown_progress(enabled=True) as progress:
+        return measure_speedups(
+            # Static confidence is known without computing anything.
+            decoder(ExitRule(confidence="static"), None),
+            {(name, threshold): decoder(rules[name], threshold) for name, threshold in chosen},
+            prompts=sample,
+            max_input_length=settings.max_input_length,
+            on_decoded=timing_in(progress),
+        )
 
 
 def _write(directory: str, run: PreparedSplits, *, results: SplitResults) -> None:
@@ -428,7 +432,7 @@ def _tell(run: PreparedSplits, results: SplitResults, *, seconds: float) -> None
         console.print(
             "Unless prompts repeat by themselves, repeated inputs make test parts look better than fresh data would."
         )
-    console.print(f"Files: {joined(run.output, 'splits*')}", soft_wrap=True)
+    console.say(f"Files: {joined(run.output, 'splits*')}")
     rows = [summary_row(summary, results) for summary in results.table]
     files = [joined(run.output, name) for name in (_TABLE, _CURVES, _PROVENANCE, _PAGE)]
     give({"experiment": "splits", "output": run.output, "rows": rows, **run.provenance()}, files=files)

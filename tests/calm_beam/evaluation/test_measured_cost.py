@@ -66,7 +66,18 @@ def test_seconds_are_told_apart(tmp_path_factory: pytest.TempPathFactory, batch:
     settings = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=8, max_decode_length=8)
     serving = _Serving(checkpoint=checkpoint, settings=settings, batch=batch, asked={})
     prompts = [[5] * length for length in (2, 3, 5, 4)]
-    found = measured_cost(serving, prompts, needs=(Need.LOGITS, Need.STATES), exits=_EXITS, clock=_CLOCK)
+    told: list[tuple[int, int]] = []
+    found = measured_cost(
+        serving,
+        prompts,
+        needs=(Need.LOGITS, Need.STATES),
+        exits=_EXITS,
+        clock=_CLOCK,
+        on_decoded=lambda newly, in_all: told.append((newly, in_all)),
+    )
+    # Seven ways, each once to count and twice to time at least, whichever comes first in time.
+    assert {in_all for _, in_all in told} == {7 * 3 * 4}
+    assert sum(newly for newly, _ in told) == 7 * 3 * 4
     assert found.layers == 4
     assert found.layer == pytest.approx(_COST.layer)
     assert found.output == pytest.approx(_COST.output)

@@ -91,6 +91,25 @@ def test_batches_are_decoded_together_as_long_as_there_is_time() -> None:
     assert found["early"].prompts == 2
 
 
+@pytest.mark.parametrize("most_seconds", [0, 7, 1000])
+def test_it_tells_how_far_it_is(most_seconds: float) -> None:
+    """Prompts are told as they are decoded, and all of them where time ends the measurement."""
+    clock, told = _Clock(), list[tuple[int, int]]()
+    measure_speedups(
+        _Batches(2.0, clock),
+        {"early": _Batches(1.0, clock)},
+        prompts=[[5]] * 5,
+        max_input_length=64,
+        together=2,
+        most_seconds=most_seconds,
+        clock=clock,
+        on_decoded=lambda newly, in_all: told.append((newly, in_all)),
+    )
+    # Two decoders: a batch of 2 that is not timed, and 5 prompts.
+    assert {in_all for _, in_all in told} == {14}
+    assert sum(newly for newly, _ in told) == 14
+
+
 def test_no_prompts() -> None:
     """Without prompts there is no speedup."""
     with pytest.raises(ValueError, match="a speedup needs at least one prompt, got none"):

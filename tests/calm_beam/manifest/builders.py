@@ -15,8 +15,10 @@ from calm_beam.manifest import (
     PARETO,
     Calibration,
     ConfirmationRecord,
+    CostRecord,
     DataRecord,
     DecodeRecord,
+    EngineRecord,
     GroupRecord,
     Look,
     Manifest,
@@ -27,6 +29,7 @@ from calm_beam.manifest import (
     PlannedTest,
     SequentialPlan,
     SequentialRecord,
+    SpeedRecord,
     Variant,
     VocabularyRecord,
     content_digest,
@@ -420,3 +423,40 @@ def written_by(version: int) -> dict[str, Any]:
     file = pathlib.Path(__file__).parent / _WRITTEN[version]
     lines = gzip.decompress(file.read_bytes()).decode().splitlines()
     return {line["kind"]: line["manifest"] for line in map(json.loads, lines)}
+
+
+_ENGINE = EngineRecord(name="xla_loop", instructions="cpu avx2", head="exact")
+_COST = CostRecord(
+    unit="seconds",
+    batch=1,
+    device="cpu",
+    cores=2,
+    engine=_ENGINE,
+    layer=1e-4,
+    skipped=0.0,
+    output=2e-4,
+    logits_test=3e-5,
+)
+SPEED = SpeedRecord(
+    calibrations=(0,),
+    factor=1.25,
+    standard_error=0.02,
+    prompts=200,
+    batch=1,
+    seconds=0.008,
+    full_seconds=0.01,
+    device="cpu",
+    cores=2,
+    engine=_ENGINE,
+)
+"""The speed of the first entry of `build_timed_manifest`, one prompt at a time."""
+
+
+def build_timed_manifest(**changes: Any) -> Manifest:
+    """Returns a manifest of variants chosen by seconds, whose first entry was timed, with the given fields changed."""
+    base = build_variants_manifest()
+    assert base.plan is not None
+    assert base.plan.pareto is not None
+    pareto = dataclasses.replace(base.plan.pareto, objective="latency")
+    plan = dataclasses.replace(base.plan, pareto=pareto)
+    return dataclasses.replace(base, **{"plan": plan, "cost": _COST, "speeds": (SPEED,), **changes})

@@ -108,7 +108,7 @@ def test_words() -> None:
     assert confirmation_in_words(build_planned_manifest().calibrations[0]) == ""
     assert confirming_in_words(_MANIFEST) == (
         "80 other examples, which chose nothing, tested what was chosen, decoded by the batch decoder that serves "
-        "(exit head auto, bfloat16); 1 repeated input, 0 cut, 2 failed."
+        "(exit head auto, bfloat16); 1 repeated input, 0 prompts cut, 2 failed."
     )
     assert confirming_in_words(build_planned_manifest()) == ""
     varied = dataclasses.replace(_STEP, variant=VARIANTS[3])

@@ -7,56 +7,23 @@ from typing import Any
 import pytest
 
 from calm_beam.manifest import (
-    CostRecord,
-    EngineRecord,
-    Manifest,
     ManifestError,
-    SpeedRecord,
     manifest_text,
     parse_manifest,
     speeds_in_words,
 )
 from calm_beam.report.promise import promise_in_words
-from tests.calm_beam.manifest.builders import build_planned_manifest, build_variants_manifest
-
-_ENGINE = EngineRecord(name="xla_loop", instructions="cpu avx2", head="exact")
-_COST = CostRecord(
-    unit="seconds",
-    batch=1,
-    device="cpu",
-    cores=2,
-    engine=_ENGINE,
-    layer=1e-4,
-    skipped=0.0,
-    output=2e-4,
-    logits_test=3e-5,
+from tests.calm_beam.manifest.builders import (
+    SPEED,
+    build_planned_manifest,
+    build_timed_manifest,
+    build_variants_manifest,
 )
-_SPEED = SpeedRecord(
-    calibrations=(0,),
-    factor=1.25,
-    standard_error=0.02,
-    prompts=200,
-    batch=1,
-    seconds=0.008,
-    full_seconds=0.01,
-    device="cpu",
-    cores=2,
-    engine=_ENGINE,
-)
-
-
-def _manifest(**changes: Any) -> Manifest:
-    base = build_variants_manifest()
-    assert base.plan is not None
-    assert base.plan.pareto is not None
-    pareto = dataclasses.replace(base.plan.pareto, objective="latency")
-    plan = dataclasses.replace(base.plan, pareto=pareto)
-    return dataclasses.replace(base, **{"plan": plan, "cost": _COST, "speeds": (_SPEED,), **changes})
 
 
 def test_costs_and_speeds_are_read_again() -> None:
     """Costs and speeds read back unchanged, and other manifests have no such fields."""
-    manifest = _manifest()
+    manifest = build_timed_manifest()
     assert parse_manifest(manifest_text(manifest)) == manifest
     assert manifest.cost is not None
     assert manifest.cost.was_measured
@@ -65,7 +32,7 @@ def test_costs_and_speeds_are_read_again() -> None:
 
 def test_what_does_not_pay_is_never_exited() -> None:
     """An entry may have accepted thresholds and promise none, if they cost no less than the full model."""
-    manifest = _manifest(speeds=None)
+    manifest = build_timed_manifest(speeds=None)
     first, never = manifest.calibrations
     of_none: dict[str, Any] = {"threshold": None, "variant": None, "threshold_by_position": None, "rule": None}
     slow = dataclasses.replace(first, pays=False, layers=manifest.model.layers, risk=0.0, **of_none)
@@ -82,11 +49,11 @@ def test_what_does_not_pay_is_never_exited() -> None:
     [
         ({"cost": None}, 'cost must be there exactly if plan.pareto.objective is, which is "latency"'),
         (
-            {"speeds": (dataclasses.replace(_SPEED, calibrations=(1,)),)},
+            {"speeds": (dataclasses.replace(SPEED, calibrations=(1,)),)},
             r"speeds\[0\]\.calibrations must be places of entries that accepted one, got 1",
         ),
         (
-            {"speeds": (dataclasses.replace(_SPEED, calibrations=(2,)),)},
+            {"speeds": (dataclasses.replace(SPEED, calibrations=(2,)),)},
             r"speeds\[0\]\.calibrations must be places of entries that accepted one, got 2",
         ),
     ],
@@ -94,12 +61,12 @@ def test_what_does_not_pay_is_never_exited() -> None:
 def test_costs_and_speeds_at_odds_are_refused(changes: dict[str, Any], message: str) -> None:
     """Costs exist exactly if something was chosen by them, and speeds are those of promised thresholds."""
     with pytest.raises(ManifestError, match=message):
-        _manifest(**changes)
+        build_timed_manifest(**changes)
 
 
 def test_speeds_in_words() -> None:
     """Each measured entry has a sentence, and each that does not pay says why it never exits."""
-    manifest = _manifest(speeds=(_SPEED, dataclasses.replace(_SPEED, batch=64, factor=0.8)))
+    manifest = build_timed_manifest(speeds=(SPEED, dataclasses.replace(SPEED, batch=64, factor=0.8)))
     first, never = manifest.calibrations
     (said,) = speeds_in_words(manifest)
     assert said.startswith("textual, rouge_l, delta 0.1")
@@ -118,7 +85,7 @@ def test_speeds_in_words() -> None:
 
 def test_what_failed_is_named_where_only_the_full_model_was_proved() -> None:
     """If every proved threshold runs all layers, the sentence names the failed test that came closest."""
-    manifest = _manifest(speeds=None)
+    manifest = build_timed_manifest(speeds=None)
     first, never = manifest.calibrations
     depth = manifest.model.layers
     path = tuple(dataclasses.replace(step, layers=depth) if step.rejected else step for step in first.path)
@@ -136,7 +103,7 @@ def test_what_failed_is_named_where_only_the_full_model_was_proved() -> None:
 
 def test_the_headline_of_a_report_says_the_speed() -> None:
     """The promise ends with its speed; one that does not pay says that nothing faster could be proved."""
-    manifest = _manifest()
+    manifest = build_timed_manifest()
     first, never = manifest.calibrations
     said = "".join(promise_in_words(first, manifest))
     assert said.endswith(

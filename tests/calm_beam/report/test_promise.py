@@ -37,7 +37,7 @@ def test_textual_consistency() -> None:
     assert _sentence(build_calibration()) == (
         "With probability at least 95 % over the draw of the 200 calibration examples, exiting at threshold 0.8 costs "
         "in expectation at most 0.1 rouge_l against the full model’s own outputs (textual consistency), and saves 29 % "
-        "of the decoder layers: tokens use 4.25 of 6 on average. How many operations that saves was not counted."
+        "of the decoder layers: tokens use 4.25 of 6 on average. The operations that this saves were not counted."
     )
 
 

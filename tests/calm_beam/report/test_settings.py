@@ -115,7 +115,10 @@ def test_a_proved_promise_opens_the_page(tmp_path: pathlib.Path) -> None:
 def test_no_setting_is_safe(tmp_path: pathlib.Path) -> None:
     """Without a safe setting, the page says so, and what could not be shown."""
     page = build_setting_page(_write(tmp_path / "out", coin_rows(60), delta=0.001))
-    assert "<strong><bdi>No setting</bdi></strong> was proved safe: from 60 examples, none could be shown" in page
+    assert "<strong><bdi>No setting</bdi></strong> was proved safe: from 60 examples, none was proved" in page
+    text = " ".join(re.sub(r"<[^>]+>", "", page).split())
+    assert "none was proved, with probability at least 99.5 %, to lose in expectation at most 0.001." in text
+    assert re.search(r"fixed_sequence tested only \S+, which could not be proved safe", text)
 
 
 def test_capital_beyond_what_floats_hold(tmp_path: pathlib.Path) -> None:

@@ -187,7 +187,8 @@ def test_the_examples_of_the_help_run(tmp_path: pathlib.Path, monkeypatch: pytes
         scores = [1.0] * 400
         write_lm_eval(tmp_path / "runs" / name, {"strict-match": scores, "flexible-extract": scores})
     # Every text has one word, which is kept under every setting.
-    sweep(write_rows(tmp_path / "data.jsonl", [{"id": f"e{i}", "input": f"x{i}"} for i in range(100)]), tmp_path / "swept")
+    prompts = [{"id": f"e{index}", "input": f"x{index}"} for index in range(100)]
+    sweep(write_rows(tmp_path / "data.jsonl", prompts), tmp_path / "swept")
     (parser,) = flag_parsers("certify")
     blocks = [block for _, block in examples(parser._doc) if block.startswith("calm-beam")]
     assert len(blocks) == 3

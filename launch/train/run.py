@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
@@ -48,6 +48,7 @@ class StepBar:
             MofNCompleteColumn(),
             BarColumn(),
             TextColumn("{task.description}"),
+            TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -94,6 +95,7 @@ class StepBar:
 
         Seconds of a step are without compiling, which the second step repeats if its batch has another shape.
         """
+        self._bar.update(self._task, total=steps, completed=self._first + done)
         now, compiled = time.monotonic(), self._compiling.seconds()
         seconds = max(now - self._step_ended - (compiled - self._compiled), 0.0)
         left = steps - self._first - done
@@ -103,6 +105,7 @@ class StepBar:
             self.begin("computing the second step", after=f"first step computed in {seconds:.1f} s; ")
         elif left:
             self._phase, self._phase_start = "computing steps", now
+            self._bar.update(self._task, description=self._phase)
             self.say(
                 f"{seconds:.1f} s a step: about {_in_words(seconds * left)} for {counted(left, 'further step')}, "
                 "without validating and compiling"

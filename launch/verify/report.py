@@ -99,7 +99,7 @@ def tell_thresholds(done: VerifiedThresholds) -> int:
     caption = f"Metric: {printable_line(metrics.pop())}. {_P_VALUES}" if is_one else _P_VALUES
     status = _conclude(done, console)
     table = PlainTable("The manifest's entries on fresh data", caption=caption, caption_justify="left")
-    table.add_column("consistency" if is_one else "consistency\nmetric", overflow="fold")
+    table.add_column("consis-\ntency" if is_one else "consistency\nmetric", overflow="fold")
     table.add_numbers(delta_heading(epsilons), "threshold", "risk", "p-values", "verdict")
     for verdict in done.verdicts:
         entry = verdict.entry

@@ -87,12 +87,6 @@ def check_runner_flags(options: PipelineOptions) -> None:
     """
     name = (options.view_as(StandardOptions).runner or "").lower()
     is_local, runner = name in LOCAL_RUNNERS, name.rpartition(".")[2]
-    known = {each.lower() for each in StandardOptions.KNOWN_RUNNER_NAMES}
-    if name and "." not in name and not {name, f"{name}runner"} & known:
-        raise UsageError(
-            f"--runner={_given(options)}: not known. Leave it out to run on this machine, or pass DataflowRunner, "
-            "FlinkRunner, SparkRunner, PrismRunner, PortableRunner, or the full name of a class."
-        )
     if runner == _DOWNLOADING_RUNNER:
         raise UsageError(
             f"--runner={_given(options)}: starts a program that it downloads, and whose ports are open to the network. "
@@ -102,6 +96,12 @@ def check_runner_flags(options: PipelineOptions) -> None:
         raise UsageError(
             f"--runner={_given(options)}: Beam's DaskRunner loses outputs and reports success. Take "
             "--runner=FlinkRunner (docs/flink.md), or --direct_num_workers for processes on this machine."
+        )
+    known = {each.lower() for each in StandardOptions.KNOWN_RUNNER_NAMES}
+    if name and "." not in name and not {name, f"{name}runner"} & known:
+        raise UsageError(
+            f"--runner={_given(options)}: not known. Leave it out to run on this machine, or pass DataflowRunner, "
+            "FlinkRunner, SparkRunner, PrismRunner, PortableRunner, or the full name of a class."
         )
     _check_prism(options, runner)
     if options.view_as(StandardOptions).streaming:

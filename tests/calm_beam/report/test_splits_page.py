@@ -76,7 +76,7 @@ def test_more_than_a_page_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     page = _page()
     assert len(_table(page, "Table of all trials")) == 1 + 7
     assert f"The page lists 7 of {3 * len(MEASURES) * len(SPECS)}: all are in splits_trials.parquet." in page
-    assert f"The page lists 7 of {len(grid_rows())}: all stand in splits_grid.csv." in page
+    assert f"The page lists 7 of {len(grid_rows())}: all are in splits_grid.csv." in page
     assert "Table of choices" not in page
 
 

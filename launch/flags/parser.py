@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.errors import UsageError, os_error_in_words
+from calm_beam.launch.terminal import say_loading
 from calm_beam.options.kinds import Kind
 from calm_beam.storage import open_input
 from calm_beam.storage.strict_json import StrictJSONError, loads
@@ -472,6 +473,7 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
     """
     ours, rest = parser.parse_known_args(list(argv))
     # Here, since importing Beam takes seconds, and help and what is wrong with our own flags need none of it.
+    say_loading("apache_beam", "jax")
     from apache_beam.options.pipeline_options import PipelineOptions
 
     beam_parser = FlagParser(prog=parser.prog, add_help=False)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
 from calm_beam.launch.flags.requests import with_result
+from calm_beam.launch.terminal import say_loading
 
 from .request import SuitabilityRequest
 
@@ -41,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     (parser,) = flag_parsers()
     request = parsed(SuitabilityRequest, argv, parser=parser)
     # Here, since it loads JAX, and help does without.
+    say_loading("jax")
     from .command import tell_suitability
 
     return tell_suitability(request)

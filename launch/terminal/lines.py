@@ -26,6 +26,8 @@ _COMMAND, _GOES_ON = "calm-beam ", " \\"
 # Quoted parts, as `shlex.quote` writes them, belong to the word around them.
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
+_LIBRARIES = {"apache_beam": "Apache Beam", "jax": "JAX"}
+
 _words: contextvars.ContextVar[Callable[[str], str]] = contextvars.ContextVar("_words", default=str)
 _shows_details: contextvars.ContextVar[bool] = contextvars.ContextVar("_shows_details", default=False)
 
@@ -33,6 +35,13 @@ _shows_details: contextvars.ContextVar[bool] = contextvars.ContextVar("_shows_de
 def say(text: object) -> None:
     """Prints progress, a warning or an error, to standard error."""
     _print(_words.get()(str(text)), sys.stderr)
+
+
+def say_loading(*modules: str) -> None:
+    """Says on a terminal which libraries are loaded next, since that takes seconds; nothing if all of them are."""
+    missing = [_LIBRARIES[module] for module in modules if module not in sys.modules]
+    if missing and sys.stderr.isatty():
+        say(f"loading {' and '.join(missing)}")
 
 
 def say_detail(text: object) -> None:

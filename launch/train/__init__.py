@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, parsed, request_parser
 from calm_beam.launch.flags.requests import with_result
+from calm_beam.launch.terminal import say_loading
 
 from .request import TrainRequest
 
@@ -51,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
     (parser,) = flag_parsers()
     request = parsed(TrainRequest, argv, parser=parser)
     # Here, since it loads JAX, and help does without.
+    say_loading("jax")
     from .run import train_command
 
     return train_command(request)

@@ -4,6 +4,7 @@ import io
 import json
 import pathlib
 import sys
+import types
 
 import pytest
 
@@ -11,7 +12,7 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.launch.generate import here
 from calm_beam.launch.generate.here import LayerPrinter
-from calm_beam.launch.terminal import PlainConsole, say, tell
+from calm_beam.launch.terminal import PlainConsole, say, say_loading, tell
 from calm_beam.manifest import ModelRecord, write_manifest
 from calm_beam.serving import Answer
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest
@@ -153,6 +154,18 @@ def test_prompts_that_are_refused(tmp_path: pathlib.Path, capsys: pytest.Capture
     assert main([*flags, f"--output={tmp_path / 'answers.jsonl'}"]) == 0
     # In a file it is data, and unchanged.
     assert json.loads((tmp_path / "answers.jsonl").read_text(encoding="utf-8"))["id"] == _EVIL
+
+
+def test_a_terminal_is_told_what_is_loaded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Libraries that take seconds to load are named on a terminal before, and neither in a pipe nor once loaded."""
+    monkeypatch.delitem(sys.modules, "apache_beam", raising=False)
+    monkeypatch.setitem(sys.modules, "jax", types.ModuleType("jax"))
+    say_loading("apache_beam", "jax")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    say_loading("jax")
+    say_loading("apache_beam", "jax")
+    assert capsys.readouterr().err == "loading Apache Beam\n"
 
 
 def test_what_is_said_and_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from calm_beam.manifest import EngineRecord, Manifest, SpeedRecord, repeats_in_words
+from calm_beam.manifest import Manifest, repeats_in_words
 from calm_beam.report.promise import cautions, end_in_words, promise_in_words, together_in_words
 from tests.calm_beam.manifest.builders import (
+    SPEED,
     build_calibration,
     build_manifest,
     build_never_exit,
@@ -43,18 +44,7 @@ def test_textual_consistency() -> None:
 
 def test_a_measured_speed_stands_for_operations_that_nobody_counted() -> None:
     """The sentence has the batch size; operations come first, if they were counted."""
-    engine = EngineRecord(name="xla", instructions="cpu avx2", head="exact")
-    speed = SpeedRecord(
-        calibrations=(0,),
-        factor=1.5,
-        prompts=8,
-        batch=64,
-        seconds=0.2,
-        full_seconds=0.3,
-        device="cpu",
-        cores=2,
-        engine=engine,
-    )
+    speed = dataclasses.replace(SPEED, factor=1.5, batch=64)
     entry = build_calibration()
     manifest = build_manifest(speeds=(speed,))
     measured = " On the machine that calibrated, it was 1.50 times as fast as the full model, in batches of 64."

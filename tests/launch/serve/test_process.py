@@ -13,8 +13,9 @@ import pytest
 from calm_beam.launch.cli import main
 from calm_beam.launch.serve.request import Served
 from calm_beam.launch.serve.run import served_in_words
-from calm_beam.manifest import EngineRecord, SpeedRecord, read_manifest, write_manifest
+from calm_beam.manifest import read_manifest, write_manifest
 from calm_beam.serving import Generator
+from tests.calm_beam.manifest.builders import SPEED
 from tests.calm_beam.serving.builders import build_entry
 from tests.launch.serve.processes import started
 from tests.launch.serve.served import PROMPTS, answered, asked, assert_same, expected, metric
@@ -78,23 +79,11 @@ def test_the_full_model_serves_after_an_alarm(folder: pathlib.Path, generator: G
 
 def test_the_first_line_has_the_speed_in_batches(folder: pathlib.Path) -> None:
     """The first line says how fast the threshold was in batches, as this decodes, and not one prompt at a time."""
-    engine = EngineRecord(name="xla_loop", instructions="cpu avx2", head="exact")
-    alone = SpeedRecord(
-        calibrations=(0,),
-        factor=1.48,
-        prompts=200,
-        batch=1,
-        seconds=0.008,
-        full_seconds=0.01,
-        device="cpu",
-        cores=2,
-        engine=engine,
-    )
-    together = dataclasses.replace(alone, factor=0.93, batch=64)
-    bare = dataclasses.replace(read_manifest(folder / "manifest.json"), speeds=(alone,))
+    together = dataclasses.replace(SPEED, factor=0.93, batch=64)
+    bare = dataclasses.replace(read_manifest(folder / "manifest.json"), speeds=(SPEED,))
     served = Served(manifest=bare, entry=bare.calibrations[0], content=b"")
     assert "times as fast" not in served_in_words(served)
-    both = dataclasses.replace(bare, speeds=(alone, together))
+    both = dataclasses.replace(bare, speeds=(SPEED, together))
     words = served_in_words(dataclasses.replace(served, manifest=both))
     assert words.endswith(", 0.93 times as fast as the full model in batches of 64, when it was calibrated")
 

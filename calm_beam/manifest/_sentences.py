@@ -332,7 +332,7 @@ def plans_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs"
         return ""
     which = f"This is the {ordinal(len(earlier) + 1)} plan on these {of}, by the list next to them."
     shown = sum(each.answered for each in earlier)
-    if not answered_before(earlier):
+    if not shown:
         what = "the earlier one" if len(earlier) == 1 else "an earlier one"
         return f"{which} No result of {what} was shown, so the promises stand."
     seen = "The result of an earlier one was" if shown == 1 else f"Results of {shown} earlier ones were"

@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -30,15 +29,6 @@ from .request import MEASURE, CalibrateRequest
 from .run import CalibrationRun
 from .sources import DecodedSource, Source, begun_shards, decoded_source, prepared_sweep, stored_source
 
-
-class Count(Protocol):
-    """Counts examples."""
-
-    def __call__(self, *, at_most: int) -> int | None:
-        """Returns their number; None if it exceeds `at_most`."""
-        ...
-
-
 _ONE_WAY = "exits: softmax at every layer"
 
 
@@ -61,9 +51,9 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     request, why_one_way = settled_exits(request, workers)
     source: Source | None = stored
     cost = None
-    measures = source is None and request.is_auto
+    is_warned = False
     if source is None:
-        request, cost, source = _decoded(request, output, earlier=earlier, workers=workers, tests=specs)
+        request, cost, source, is_warned = _decoded(request, output, earlier=earlier, workers=workers, tests=specs)
     _check_servable(source.settings)
     if request.part is not None:
         _check_confirmable(source, request, output=output, workers=workers)
@@ -104,11 +94,8 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     # Printed after all checks, so that a refusal is one line.
     if why_one_way is not None:
         say(why_one_way)
-    if (few := _too_few(plan.tests, source.data.examples, plan.pareto)) and not (
-        # Then it has been said before measuring.
-        measures and _too_few(specs, source.data.examples)
-    ):
-        say(few)
+    if not is_warned:
+        _warn_of_too_few(plan.tests, source.data.examples, plan.pareto)
     provenance = RunProvenance.of_job(source.job, plan.tests, settings=source.settings)
     return CalibrationRun(
         source=source,
@@ -122,11 +109,21 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     )
 
 
-def _too_few(tests: Sequence[AskedTest], count: Count, pareto: ParetoPlan | None = None) -> str:
-    """Returns a warning of promises that so few examples cannot prove; empty if there are enough for each."""
+def _warn_of_too_few(
+    tests: Sequence[AskedTest], count: Callable[..., int | None], pareto: ParetoPlan | None = None
+) -> bool:
+    """Warns of promises that so few examples cannot prove, and returns whether there are some.
+
+    Args:
+      tests: The promises.
+      count: Returns the number of examples; None if there are more than `at_most`.
+      pareto: How several variants are tested, if there are some.
+    """
     units = count(at_most=max(least_units(test, pareto) for test in tests) - 1)
     words = "" if units is None else too_few_in_words(tests, units, pareto)
-    return f"caution: {words}" if words else ""
+    if words:
+        say(f"caution: {words}")
+    return bool(words)
 
 
 def settled_exits(request: CalibrateRequest, workers: Workers) -> tuple[CalibrateRequest, str | None]:
@@ -156,18 +153,18 @@ def _by_one_way(request: CalibrateRequest) -> CalibrateRequest:
 
 def _decoded(
     request: CalibrateRequest, output: str, *, earlier: EarlierResult, workers: Workers, tests: Sequence[AskedTest]
-) -> tuple[CalibrateRequest, CostRecord | None, Source]:
+) -> tuple[CalibrateRequest, CostRecord | None, Source, bool]:
     """Returns the source that decodes now, with the candidates of the request and the cost of a token by each.
 
-    Before it measures for minutes, it warns of `tests` that no candidate could prove on so few examples.
+    Before it measures for minutes, it warns of `tests` that no candidate could prove on so few examples; the last value
+    returned is whether it did.
     """
-    sweep, cost = prepared_sweep(request, output, workers=workers), None
+    sweep, cost, is_warned = prepared_sweep(request, output, workers=workers), None, False
     if request.is_auto:
         # Imported here, since it needs JAX.
         from .auto import CannotChooseError, with_candidates
 
-        if few := _too_few(tests, functools.partial(count_examples, sweep.data)):
-            say(few)
+        is_warned = _warn_of_too_few(tests, functools.partial(count_examples, sweep.data))
         try:
             request, cost = with_candidates(request, sweep, output=output, runs_here=workers.are_here)
         except CannotChooseError as error:
@@ -177,7 +174,8 @@ def _decoded(
             request = _by_one_way(request)
             # Prepared again, since the grid may have changed.
             sweep = prepared_sweep(request, output, workers=workers)
-    return request, cost, decoded_source(request, sweep, output=output, earlier=earlier, workers=workers)
+    source = decoded_source(request, sweep, output=output, earlier=earlier, workers=workers)
+    return request, cost, source, is_warned
 
 
 def _check_confirmable(source: Source, request: CalibrateRequest, *, output: str, workers: Workers) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.errors import UsageError, os_error_in_words
-from calm_beam.launch.terminal import say_loading
+from calm_beam.launch.terminal import command_lines, say_loading
 from calm_beam.options.kinds import Kind
 from calm_beam.storage import open_input
 from calm_beam.storage.strict_json import StrictJSONError, loads
@@ -317,20 +317,11 @@ def _filled(text: str, *, indent: str = "", width: int | None = None) -> str:
 
 def _example_lines(commands: tuple[tuple[str, str], ...]) -> Iterator[str]:
     for intro, command in commands:
-        lines = [_wrapped(line) for line in command.replace("\\\n", " ").splitlines()]
+        wholes = command.replace("\\\n", " ").splitlines()
+        lines = [line for whole in wholes for line in command_lines(f"    {whole}", columns(), hanging=4)]
         if intro:
             lines.insert(0, _filled(intro, indent="  "))
         yield "\n".join(lines)
-
-
-def _wrapped(command: str) -> str:
-    """Returns a command on lines as long as the page's, which a shell takes for one."""
-    lines = [" " * 4]
-    for word in re.findall(r"(?:'[^']*'|\S)+", command):
-        if lines[-1].strip() and len(lines[-1]) + len(word) + 3 > columns():
-            lines.append(" " * 8)
-        lines[-1] += word if not lines[-1].strip() else f" {word}"
-    return " \\\n".join(lines)
 
 
 class ShowAll(argparse.Action):

@@ -1,6 +1,7 @@
 """What people see: lines, tables, progress, colours, and the streams they go to."""
 
 from .lines import PlainConsole as PlainConsole
+from .lines import command_lines as command_lines
 from .lines import give as give
 from .lines import said_as as said_as
 from .lines import say as say

@@ -24,7 +24,7 @@ from calm_beam.text import printable
 
 _COMMAND, _GOES_ON = "calm-beam ", " \\"
 # Quoted parts, as `shlex.quote` writes them, belong to the word around them.
-_SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
+_SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")
 
 _LIBRARIES = {"apache_beam": "Apache Beam", "jax": "JAX"}
 
@@ -89,7 +89,7 @@ def _pieces(line: str, width: int) -> list[str]:
     if cell_len(line) <= width:
         return [line]
     if line.startswith("  ") and line.lstrip(" ").startswith(_COMMAND):
-        return _pieces_of_command(line, width)
+        return command_lines(line, width)
     words = line.split(" ")
     indent = " " * next(index for index, word in enumerate(words) if word or index == len(words) - 1)
     pieces = [line[: len(indent)]]
@@ -102,8 +102,14 @@ def _pieces(line: str, width: int) -> list[str]:
     return pieces
 
 
-def _pieces_of_command(line: str, width: int) -> list[str]:
-    """Returns the lines of a command, of which each but the last ends in a backslash."""
+def command_lines(line: str, width: int, *, hanging: int = 2) -> list[str]:
+    """Returns the lines of a command, each but the last with a backslash at its end: a shell takes them for one.
+
+    Args:
+      line: The command, indented or not.
+      width: Most columns of a line.
+      hanging: By how many columns further lines are indented more than the first.
+    """
     indent = " " * (len(line) - len(line.lstrip(" ")))
     first, *words = _SHELL_WORD.findall(line)
     pieces = [indent + first]
@@ -111,7 +117,7 @@ def _pieces_of_command(line: str, width: int) -> list[str]:
         # A space and the backslash have to fit too.
         if cell_len(pieces[-1]) + 1 + cell_len(word) + len(_GOES_ON) > width:
             pieces[-1] += _GOES_ON
-            pieces.append(f"{indent}  {word}")
+            pieces.append(f"{indent}{' ' * hanging}{word}")
         else:
             pieces[-1] += f" {word}"
     return pieces

@@ -9,6 +9,7 @@ import dataclasses
 import html
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,7 +23,9 @@ from .promise import promise_in_words
 
 _MOST_SETTINGS_NAMED = 14
 _MOST_SETTINGS_MARKED = 100
-_LONGEST_LABEL = 16
+# Letters of a line below a chart; longer names take two.
+_LONGEST_LINE = 16
+_LINE_HEIGHT = 14
 # In pixels: of a letter of the widest usual font, and between two names.
 _LETTER_WIDTH, _LABEL_GAP = 6.8, 8
 _COST_HEIGHT = 46
@@ -104,15 +107,17 @@ def setting_chart(
         y_ends=(min(0.0, *risks), max(*risks, delta) * 1.06 or 1.0),
     )
     known = [row.cost for row in rows if row.cost is not None] if is_large else []
-    below = 30 + (_COST_HEIGHT + 12 if known else 0) if is_large else 6
+    labels = [_label_lines(row.setting) for row in rows] if is_large else []
+    below = 30 + _LINE_HEIGHT * (max(map(len, labels)) - 1) if labels else 6
     parts = [
         *grid_lines(frame, round_numbers(*frame.y_ends), written="{:g}".format),
         *_curve(frame, rows, chosen=chosen, begins=begins),
     ]
     if is_large:
-        parts += _names(frame, rows, chosen=chosen)
-        if known:
-            parts += _costs(frame, rows, top=height + 24, highest=max(known), name=costs)
+        parts += _names(frame, rows, labels, chosen=chosen)
+    if known:
+        parts += _costs(frame, rows, top=height + below - 6, highest=max(known), name=costs)
+        below += _COST_HEIGHT + 12
     title = f"Risk of {len(rows)} settings against delta {delta:g}"
     return (
         f'<svg viewBox="0 0 {width} {height + below}" width="{width}" height="{height + below}" role="img" '
@@ -187,10 +192,27 @@ def _mark(frame: Frame, index: int, row: Tested, *, is_chosen: bool) -> str:
     return f'<circle class="mark {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{6 if is_chosen else 4.5}">{title}</circle>'
 
 
-def _names(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
+def _label_lines(name: str) -> tuple[str, ...]:
+    """Returns the label of a setting: its name, in two lines of about the same length if one is too long.
+
+    >>> _label_lines("0.95"), _label_lines("0.98 softmax ≥2 /2")
+    (('0.95',), ('0.98 softmax', '≥2 /2'))
+    """
+    if len(name) <= _LONGEST_LINE:
+        return (name,)
+    for width in range(-(-len(name) // 2), _LONGEST_LINE + 1):
+        lines = textwrap.wrap(name, width, break_long_words=False, break_on_hyphens=False)
+        if len(lines) == 2 and max(map(len, lines)) <= _LONGEST_LINE:
+            return (lines[0], lines[1])
+    return (shortened(name, _LONGEST_LINE),)
+
+
+def _names(
+    frame: Frame, rows: Sequence[Tested], labels: Sequence[tuple[str, ...]], *, chosen: str | None
+) -> list[str]:
     """Returns the names of settings; of many, some, and none so near the chosen one that it would cover that."""
-    names = [shortened(row.setting, _LONGEST_LABEL) for row in rows]
-    room = (frame.right - frame.left) / (max(map(len, names), default=1) * _LETTER_WIDTH + _LABEL_GAP)
+    longest = max(len(line) for lines in labels for line in lines)
+    room = (frame.right - frame.left) / (longest * _LETTER_WIDTH + _LABEL_GAP)
     step = -(-len(rows) // max(1, min(_MOST_SETTINGS_NAMED, int(room))))
     place = next((index for index, row in enumerate(rows) if row.setting == chosen), -step)
     parts = []
@@ -198,10 +220,11 @@ def _names(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[
         if index != place and (index % step or abs(index - place) < step):
             continue
         now = " now" if row.setting == chosen else ""
-        parts.append(
-            f'<text class="tick{now}" x="{frame.x(index):.1f}" y="{frame.bottom + 22:.1f}" text-anchor="middle">'
-            f"{html.escape(isolated(names[index]))}</text>"
-        )
+        parts += [
+            f'<text class="tick{now}" x="{frame.x(index):.1f}" y="{frame.bottom + 22 + _LINE_HEIGHT * number:.1f}" '
+            f'text-anchor="middle">{html.escape(isolated(line))}</text>'
+            for number, line in enumerate(labels[index])
+        ]
     return parts
 
 

@@ -402,13 +402,28 @@ class FlagParser(argparse.ArgumentParser):
     # The base class has overloads for custom namespaces, which are not used here.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
         """Returns flags and unknown arguments; raises `UsageError` for an empty value."""
-        flags, unknown = super().parse_known_args(args if args is None else self.whole(args), namespace)
+        args = self.whole(sys.argv[1:] if args is None else args)
+        self._refuse_misspelt(args)
+        flags, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
             value = getattr(flags, action.dest, None)
             if isinstance(value, str) and not value.strip() and action.default != "":
                 name = next(iter(action.option_strings), action.metavar or action.dest)
                 self.error(f"{name} is empty; leave it out, or give it a value")
         return flags, unknown
+
+    def _refuse_misspelt(self, args: Sequence[str]) -> None:
+        """Raises `UsageError` for a misspelt flag that is required, which would be said to be missing otherwise."""
+        given = {text.split("=")[0]: text for text in args if text.startswith("--")}
+        missing = [
+            name
+            for action in self._actions
+            if action.required and given.keys().isdisjoint(action.option_strings)
+            for name in action.option_strings
+        ]
+        for name, text in given.items():
+            if name not in self._option_string_actions and _nearest(name, ours=missing, beams=()):
+                _refuse_unknown([text], self)
 
     def add_config_flag(self) -> None:
         """Adds `--config`, the flag that names a file with others."""

@@ -47,6 +47,23 @@ def test_beams_flags_pass_through() -> None:
     assert beams.get_all_options()["experiments"] == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+    ("command", "flag", "meant"),
+    [
+        ("generate", "--manifst=x", "--manifest"),
+        ("verify", "--manifset=x", "--manifest"),
+        # Its value is a text of its own.
+        ("serve", "--mani", "--manifest"),
+    ],
+)
+def test_a_misspelt_required_flag_is_not_said_to_be_missing(
+    command: str, flag: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is said is which flag was meant, and not that it is missing."""
+    assert main([command, flag, "x"]) == 2
+    assert f"unknown flag {flag.split('=')[0]}. Did you mean {meant}? See" in capsys.readouterr().err
+
+
 def test_our_flags_are_not_given_to_beam() -> None:
     """Beam sees none of our flags."""
     _, beams = _parse("--data=a.jsonl", "--batch_size=7")

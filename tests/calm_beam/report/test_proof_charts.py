@@ -1,5 +1,6 @@
 """The risk of settings as a drawing."""
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -50,3 +51,22 @@ def test_no_line_joins_two_sequences_of_tests() -> None:
         for drawn in (setting_chart(rows, **settings), setting_chart(rows, **settings, begins=(0, 2)))
     ]
     assert curves == [[5], [2, 3]]
+
+
+def test_long_names_take_two_lines() -> None:
+    """A name that is too long for a line is complete in two, and what is below the chart moves down."""
+    rows = [
+        dataclasses.replace(row, setting=f"0.9{place} softmax ≥{place} /2", cost=1.0)
+        for place, row in enumerate(_rows((0.01, 0.02), delta=0.1))
+    ]
+    short = setting_chart(_rows((0.01, 0.02), delta=0.1), chosen=None, width=600, height=170, is_large=True)
+    drawn = setting_chart(rows, chosen=None, width=600, height=170, is_large=True)
+    names = re.findall(r'<text class="tick"[^>]*y="([0-9.]+)" text-anchor="middle">(.*?)</text>', drawn)
+    lines = [text.strip("\u2068\u2069") for _, text in names]
+    assert lines == ["0.90 softmax", "≥0 /2", "0.91 softmax", "≥1 /2"]
+    heights = [float(height) for height, _ in names]
+    assert heights[0] == heights[2] < heights[1] == heights[3]
+    # Bars of costs begin below the second line.
+    bars = [float(height) for height in re.findall(r'<rect class="strip"[^>]* y="([0-9.]+)"', drawn)]
+    assert min(bars) > heights[1]
+    assert "…" not in drawn + short

@@ -176,7 +176,7 @@ def layer_dropout_rates(num_layers: int, most: float) -> list[float]:
     return [most * (2 ** (layer / max(1, num_layers - 1)) - 1) for layer in range(num_layers)]
 
 
-def passed_by(before: jax.Array, after: jax.Array, *, rate: float, key: jax.Array) -> jax.Array:
+def passed_by(before: jax.Array, after: jax.Array, *, rate: float | jax.Array, key: jax.Array) -> jax.Array:
     """Returns a layer's output, (batch, ...), or its input for rows that skip it. Outputs are not rescaled.
 
     Args:

@@ -222,6 +222,26 @@ def positions_of(position: Position) -> jax.Array:
     return jnp.asarray(position.prompt_lengths) - 1 + jnp.asarray(position.steps)
 
 
+class _OfLayer(NamedTuple):
+    """The inputs of a layer in a loop over layers; of all layers, each array has one more axis, the first.
+
+    Attributes:
+      parameters: Its parameters.
+      terms: What else differs between layers.
+      rate: float32 scalar. At which rows skip the layer.
+      key: Random key that selects these rows; None without layer dropout.
+    """
+
+    parameters: Any
+    terms: LayerTerms
+    rate: jax.Array
+    key: jax.Array | None
+
+
+def _stacked(*values: jax.Array) -> jax.Array:
+    return jnp.stack(values)
+
+
 # More keys than any position has.
 _ALL = np.int32(2**30)
 
@@ -294,7 +314,7 @@ class EarlyExitLlama(nn.Module):
         mask = jnp.arange(source)[None] < lengths[:, None]
         chunk = chunk_positions(self.config, rows=batch, source=source)
         if chunk == source and not prefix:
-            return self._in_prompt(source_tokens)[1], mask
+            return self._in_prompt(source_tokens), mask
         return self._by_chunks(source_tokens, chunk, prefix), mask
 
     def _by_chunks(self, tokens: jax.Array, most: int, prefix: Sequence[KeysValues]) -> list[KeysValues]:
@@ -318,8 +338,7 @@ class EarlyExitLlama(nn.Module):
         model, variables = self.unbind()
 
         def prefill(kept: list[KeysValues], part: tuple[jax.Array, jax.Array]) -> tuple[list[KeysValues], None]:
-            _, kept = model.apply(variables, part[0], first=part[1], kept=kept, method="_in_prompt")
-            return kept, None
+            return model.apply(variables, part[0], first=part[1], kept=kept, method="_in_prompt"), None
 
         kept, _ = jax.lax.scan(prefill, begun, (parts, first + chunk * jnp.arange(count)))
         return [tuple(values[:, :, :source] for values in pair) for pair in kept]
@@ -347,6 +366,10 @@ class EarlyExitLlama(nn.Module):
     def decode_teacher_forced(self, tokens: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.
 
+        Layers are the steps of a loop: compiled once, and no step's gradient becomes part of another's. Written one
+        after the other, on CPU every layer's gradient repeats the sums of all later layers (jaxlib 0.10.2): a gradient
+        of 30 layers took five times as long, and compiled for minutes.
+
         Args:
           tokens: shape (batch, positions). Prompt and output, right-padded.
           deterministic: Whether layer dropout is off.
@@ -354,7 +377,33 @@ class EarlyExitLlama(nn.Module):
         Returns:
           Shape (layers, batch, positions, width), no final norm applied.
         """
-        return jnp.stack(self._in_prompt(tokens, deterministic=deterministic)[0])
+        config = self.config
+        parameters = self.variables["params"]["decoder"]
+        layers = [parameters[f"layers_{index}"] for index in range(config.num_decoder_layers)]
+        inputs = _OfLayer(
+            parameters=jax.tree.map(_stacked, *layers),
+            terms=jax.tree.map(_stacked, *self._terms()),
+            rate=jnp.array(layer_dropout_rates(config.num_decoder_layers, self.layer_dropout), jnp.float32),
+            key=None if deterministic else jax.random.split(self.make_rng("dropout"), config.num_decoder_layers),
+        )
+        positions = jnp.arange(tokens.shape[1])
+        age = positions[:, None] - positions[None]
+        # Not bound: Flax modules cannot be used in JAX's loops.
+        layer = DecoderLayer(config, self.precision, parent=None)
+
+        def run(hidden: jax.Array, of_layer: _OfLayer) -> tuple[jax.Array, jax.Array]:
+            bound, (window, turning) = layer.bind({"params": of_layer.parameters}), of_layer.terms
+            assert turning is not None
+            made = bound.keys_values(hidden, positions[None], turning=turning)
+            seen = tuple(jnp.swapaxes(part, 1, 2) for part in made)
+            is_seen = (age >= 0) & (age < window)
+            after = bound.in_prompt(hidden, seen, positions=positions, turning=turning, is_seen=is_seen)
+            if of_layer.key is not None:
+                after = passed_by(hidden, after, rate=of_layer.rate, key=of_layer.key)
+            return after, after
+
+        _, states = jax.lax.scan(run, self.embed(tokens), inputs)
+        return states
 
     def _in_prompt(
         self,
@@ -362,26 +411,22 @@ class EarlyExitLlama(nn.Module):
         *,
         first: jax.Array | int = 0,
         kept: Sequence[KeysValues | None] = (),
-        deterministic: bool = True,
-    ) -> tuple[list[jax.Array], list[KeysValues]]:
-        """Returns every layer's output at positions of prompts, and its keys and values of these and earlier ones.
+    ) -> list[KeysValues]:
+        """Returns every layer's keys and values of positions of prompts, and of earlier ones.
 
         Args:
           tokens: shape (batch, positions).
           first: int32 scalar. The first of the positions.
           kept: Every layer's keys and values of earlier positions, with room for these, each (batch, heads of keys,
             source, head_dim); empty if there are no earlier ones.
-          deterministic: Whether layer dropout is off.
 
         Returns:
-          For each layer (batch, positions, width); and keys and values in the shape of `kept`, or of these positions
-          alone.
+          In the shape of `kept`, or of these positions alone.
         """
         positions = jnp.arange(tokens.shape[1]) + first
-        hidden, states, keys_values = self.embed(tokens), [], []
-        rates = layer_dropout_rates(self.config.num_decoder_layers, 0.0 if deterministic else self.layer_dropout)
-        for layer, rate, window, turning, earlier in itertools.zip_longest(
-            self.decoder.layers, rates, self._windows(), turnings(self.config), kept
+        hidden, keys_values = self.embed(tokens), []
+        for layer, window, turning, earlier in itertools.zip_longest(
+            self.decoder.layers, self._windows(), turnings(self.config), kept
         ):
             made = layer.keys_values(hidden, positions[None], turning=turning)
             seen = tuple(jnp.swapaxes(part, 1, 2) for part in made)
@@ -392,11 +437,9 @@ class EarlyExitLlama(nn.Module):
                 )
             age = positions[:, None] - jnp.arange(seen[0].shape[2])[None]
             is_seen = (age >= 0) & (age < window)
-            after = layer.in_prompt(hidden, seen, positions=positions, turning=turning, is_seen=is_seen)
-            hidden = passed_by(hidden, after, rate=rate, key=self.make_rng("dropout")) if rate else after
+            hidden = layer.in_prompt(hidden, seen, positions=positions, turning=turning, is_seen=is_seen)
             keys_values.append(seen)
-            states.append(hidden)
-        return states, keys_values
+        return keys_values
 
     def _placed(self, values: jax.Array) -> jax.Array:
         return divided(values, 1, of=self.config.num_kv_heads)
@@ -417,6 +460,10 @@ class EarlyExitLlama(nn.Module):
         """Returns the terms of packed layers, for every layer, or one for all."""
         if not (self.config.unturned_layers or self.config.local_rope_theta):
             return [LayerTerms(jnp.int32(window), None) for window in self._distinct_windows()]
+        return self._terms()
+
+    def _terms(self) -> list[LayerTerms]:
+        """Returns the terms of every layer."""
         return [
             LayerTerms(jnp.int32(window), Turning(jnp.asarray(turning.frequencies), jnp.asarray(turning.factor)))
             for window, turning in zip(self._windows(), turnings(self.config), strict=True)
@@ -482,6 +529,9 @@ class EarlyExitLlama(nn.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns every layer's logits, shape (layers, batch, positions, vocabulary); declares every parameter."""
+        if self.is_initializing():
+            # The loop over layers reads their parameters, but declares none.
+            self._in_prompt(tokens)
         states = self.decode_teacher_forced(tokens)
         if self.config.exit_classifier:
             self.exit_score(states)

@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import across_devices, large_model, multiply_adds, pipeline_overhead, rules_together, sweep
+from benchmarks import (
+    across_devices,
+    large_model,
+    multiply_adds,
+    pipeline_overhead,
+    rules_together,
+    sweep,
+    training_step,
+)
 from benchmarks.paper_model import PAPER_DIMENSIONS
 from benchmarks.process import CompileTime
 from benchmarks.widened_model import widen_to_paper
@@ -266,11 +274,26 @@ def test_the_overhead_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None
         assert f"{name}  " in printed
 
 
-def test_a_large_models_files_are_those_of_a_model(tmp_path: pathlib.Path) -> None:
-    """A small copy of a large model's files can be read: a file per layer in bfloat16, a tied head, a tokenizer."""
+def _write_small(folder: pathlib.Path) -> None:
+    """Writes a small copy of a large decoder-only model."""
     sizes = {"vocab_size": 60, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
     more = {"intermediate_size": 12, "num_hidden_layers": 2, "eos_token_id": [5, 9]}
-    large_model.write_random(tmp_path, {**large_model.LLAMA_3_2_1B, **sizes, **more})
+    large_model.write_random(folder, {**large_model.LLAMA_3_2_1B, **sizes, **more})
+
+
+def test_both_parts_of_a_training_step_are_timed(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gradient and update are timed after they are compiled, and compared with a square product."""
+    _write_small(tmp_path)
+    training_step.main([f"--checkpoint={tmp_path}", "--rows=2", "--source=6", "--target=3"])
+    printed = capsys.readouterr().out
+    assert "12 tokens, losses of 2 of 2 layers" in printed
+    for name in ("gradient", "update"):
+        assert re.search(rf"{name}: [\d.]+ s, \d+% of the rate of a square product; compiled in \d+ s", printed)
+
+
+def test_a_large_models_files_are_those_of_a_model(tmp_path: pathlib.Path) -> None:
+    """A small copy of a large model's files can be read: a file per layer in bfloat16, a tied head, a tokenizer."""
+    _write_small(tmp_path)
     checkpoint = load_checkpoint(tmp_path)
     assert (checkpoint.config.num_decoder_layers, checkpoint.config.end_ids) == (2, (5, 9))
     assert checkpoint.config.tied_head

@@ -11,7 +11,7 @@ from calm_beam.text import counted, printable_line
 from .document import details, file_text, layer_styles, shown
 from .page import facts
 from .plain import sentence_html, setting_chart
-from .promise import CONDITION, cautions, sequence_begins, together_in_words
+from .promise import CONDITION, cautions, names_of_places, sequence_begins, together_in_words
 from .settings import promise_html as setting_promise_html
 from .settings import setting_cautions
 
@@ -43,9 +43,10 @@ def manifest_html(manifest: Manifest) -> str:
     """
     exiting = (entry for entry in manifest.calibrations if entry.threshold is not None)
     first = manifest.served or next(exiting, manifest.calibrations[0])
+    name = names_of_places(step.variant for step in first.path)
     steps = [
         _Step(
-            setting=f"{step.threshold:g}" + ("" if step.variant is None else f", {step.variant.in_words()}"),
+            setting=name(step.threshold, step.variant),
             delta=first.delta,
             risk=step.risk,
             p_value=step.p_value,
@@ -54,8 +55,7 @@ def manifest_html(manifest: Manifest) -> str:
         for step in first.path
     ]
     begins = sequence_begins(first, [step.variant for step in first.path])
-    variant = "" if first.variant is None else f", {first.variant.in_words()}"
-    chosen = None if first.threshold is None else f"{first.threshold:g}{variant}"
+    chosen = None if first.threshold is None else name(first.threshold, first.variant)
     rows = (
         (
             "all" if entry.group is None else printable_line(entry.group),

@@ -207,9 +207,7 @@ def _label_lines(name: str) -> tuple[str, ...]:
     return (shortened(name, _LONGEST_LINE),)
 
 
-def _names(
-    frame: Frame, rows: Sequence[Tested], labels: Sequence[tuple[str, ...]], *, chosen: str | None
-) -> list[str]:
+def _names(frame: Frame, rows: Sequence[Tested], labels: Sequence[tuple[str, ...]], *, chosen: str | None) -> list[str]:
     """Returns the names of settings; of many, some, and none so near the chosen one that it would cover that."""
     longest = max(len(line) for lines in labels for line in lines)
     room = (frame.right - frame.left) / (longest * _LETTER_WIDTH + _LABEL_GAP)

@@ -1,7 +1,7 @@
 """Texts about a manifest entry: its promise, the promise's condition, and warnings for readers."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
@@ -204,6 +204,34 @@ def confirmation_of_test(entry: Calibration) -> str:
         f"{failed}. A safer one, {threshold_in_words(*held.tested_as)}, was confirmed before it: p = "
         f"{p_value_beside(held.p_value, entry.promised_epsilon)}."
     )
+
+
+# Gives a threshold and its variant a short name.
+PlaceName = Callable[[float, Variant | None], str]
+
+
+def names_of_places(variants: Iterable[Variant | None]) -> PlaceName:
+    """Returns a function that names a threshold and its variant by the fields in which the given variants differ.
+
+    >>> name = names_of_places([Variant(min_exit_layer=2), Variant(min_exit_layer=4)])
+    >>> name(0.5, Variant(min_exit_layer=4)), names_of_places([None])(0.5, None)
+    ('0.5 ≥4', '0.5')
+    """
+    all_variants = [variant for variant in set(variants) if variant is not None]
+    has_measures, has_taus, has_layers, has_steps = (
+        len({getattr(variant, field) for variant in all_variants}) > 1
+        for field in ("confidence", "tau", "min_exit_layer", "exit_interval")
+    )
+
+    def name(threshold: float, variant: Variant | None) -> str:
+        if variant is None:
+            return f"{threshold:g}"
+        measure = f" {variant.confidence}" if has_measures else ""
+        tau = f" τ{variant.tau:g}" if has_taus else ""
+        first = f" ≥{variant.min_exit_layer}" if has_layers else ""
+        return f"{threshold:g}{measure}{tau}{first}" + (f" /{variant.exit_interval}" if has_steps else "")
+
+    return name
 
 
 def sequence_begins(entry: Calibration, variants: Sequence[Variant | None]) -> list[int]:

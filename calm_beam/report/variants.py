@@ -1,7 +1,7 @@
 """The report of a calibration of several variants: the path that was chosen for every promise, and what was proved."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
 from calm_beam.manifest import EACH_VARIANT, Calibration, Manifest, confirmation_in_words, not_proved_in_words
@@ -11,7 +11,15 @@ from calm_beam.text import counted
 from .document import Cell, number, table, threshold_cell, time_in_words, words
 from .page import facts, short_name
 from .plain import Panel, PlainPage, sentence_html, verdict
-from .promise import CONDITION, cautions, confirmation_of_test, sequence_begins, together_in_words
+from .promise import (
+    CONDITION,
+    PlaceName,
+    cautions,
+    confirmation_of_test,
+    names_of_places,
+    sequence_begins,
+    together_in_words,
+)
 from .stored import Calibrated
 
 
@@ -40,7 +48,7 @@ def build_variants_page(calibrated: Calibrated) -> str:
     manifest = calibrated.manifest
     assert manifest.plan is not None
     assert manifest.plan.pareto is not None
-    name = _names(calibrated.table[0])
+    name = names_of_places(row.variant for row in calibrated.table[0])
     pairs = list(zip(manifest.calibrations, calibrated.table, strict=True))
     # The promise that is served, or else the first that lets anything exit, as on pages with scripts.
     (first, rows), *others = sorted(pairs, key=lambda pair: (pair[0] is not manifest.served, pair[0].threshold is None))
@@ -67,29 +75,15 @@ def build_variants_page(calibrated: Calibrated) -> str:
     ).text()
 
 
-def _names(rows: Sequence[RiskRow]) -> Callable[[RiskRow], str]:
-    """Returns a function that gives a variant and threshold a short name: the fields in which variants differ."""
-    has_taus, has_layers = len({row.tau for row in rows}) > 1, len({row.min_exit_layer for row in rows}) > 1
-    has_measures, has_steps = len({row.confidence for row in rows}) > 1, len({row.exit_interval for row in rows}) > 1
-
-    def name(row: RiskRow) -> str:
-        measure = f" {row.confidence}" if has_measures else ""
-        tau = f" τ{row.tau:g}" if has_taus else ""
-        first = f" ≥{row.min_exit_layer}" if has_layers else ""
-        return f"{row.threshold:g}{measure}{tau}{first}" + (f" /{row.exit_interval}" if has_steps else "")
-
-    return name
-
-
-def _panel(entry: Calibration, rows: Sequence[RiskRow], *, name: Callable[[RiskRow], str]) -> Panel:
+def _panel(entry: Calibration, rows: Sequence[RiskRow], *, name: PlaceName) -> Panel:
     path = _path(rows)
-    chosen = next((name(row) for row in path if (row.variant, row.threshold) == (entry.variant, entry.threshold)), None)
+    chosen = None if entry.threshold is None else name(entry.threshold, entry.variant)
     return Panel(
         found=chosen or "never exit",
         about=f"{_about(entry)}, δ = {entry.delta:g}, ε = {entry.epsilon:.4g}",
         tested=[
             _Place(
-                setting=name(row),
+                setting=name(row.threshold, row.variant),
                 delta=row.delta,
                 risk=row.risk,
                 p_value=row.p_value,

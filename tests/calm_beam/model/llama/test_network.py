@@ -125,6 +125,22 @@ def test_gradients_go_through_the_router() -> None:
     assert abs(found) > 1
 
 
+def test_a_deeper_model_has_no_longer_gradient() -> None:
+    """Layers are a loop where targets are given, so neither program nor gradient grows with their number."""
+
+    def products(layers: int) -> int:
+        config = build_llama_config(num_decoder_layers=layers)
+        model, tree = network_of(config), checkpoint_of(config, build_llama_arrays(config, 3)).parameters()
+
+        def total(parameters: Any) -> jax.Array:
+            states = model.apply({"params": parameters}, np.array([_TOKENS[0]]), method="decode_teacher_forced")
+            return jnp.sum(states)
+
+        return jax.jit(jax.grad(total)).lower(tree).as_text().count("dot_general")
+
+    assert products(2) == products(6) > 0
+
+
 def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:
     """Asserts that nearly all values are the same bfloat16 numbers, and the others near, as a sum may be near a tie."""
     assert found.dtype == jnp.bfloat16

@@ -112,7 +112,8 @@ def promise_html(entry: SettingCalibration, manifest: SettingManifest) -> str:
     units = _units(entry, manifest)
     # The parts before the words of either sentence, where it is about a group.
     whose = () if entry.group is None else ("For examples of group ", entry.group)
-    sure = f"{100 * (1 - manifest.error_of(entry)):.6g} %"
+    # Of promises that hold together, the probability of all, as in the terminal.
+    sure = f"{100 * (1 - (manifest.plan.joint_epsilon or manifest.error_of(entry))):.6g} %"
     per_cluster = "" if manifest.data.clusters is None else "per cluster "
     verb = "lose"
     bound: tuple[str, ...] = (f" {per_cluster}in expectation at most ", f"{entry.delta:g}")
@@ -149,6 +150,8 @@ def _of_what(manifest: SettingManifest) -> str:
 
 def _lead(entry: SettingCalibration, manifest: SettingManifest) -> str:
     kind = "Mean loss" if entry.tail is None else f"Share of examples that lose more than {entry.tail:g}"
+    if manifest.plan.baseline is not None:
+        kind += f", compared with {isolated(manifest.plan.baseline)},"
     first, last = entry.path[0], entry.path[-1]
     went = f"{entry.procedure} went from {isolated(first.setting)} to {isolated(last.setting)}"
     if first is last:

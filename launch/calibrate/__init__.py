@@ -52,7 +52,10 @@ from .request import CalibrateRequest
 _ESSENTIALS = (
     "--checkpoint",
     "--data",
+    "--chat_template",
+    "--system",
     "--max_decode_length",
+    "--exits",
     "--objective",
     "--confidence",
     "--min_exit_layer",

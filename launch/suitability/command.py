@@ -134,7 +134,10 @@ def measure(request: SuitabilityRequest) -> Measured:
         prompts = encoded_prompts(run, sampled(examples, request.max_examples))
     with shown_progress(enabled=True) as progress:
         found, pairs = _measured(run, prompts, request=request, progress=progress)
-        here = _here(run, pairs, found=found, on_decoded=timing_in(progress)) if request.device is None else None
+        here = None
+        # Where little is to gain, its time changes nothing about what to do next.
+        if request.device is None and found.is_suitable:
+            here = _here(run, pairs, found=found, on_decoded=timing_in(progress))
     measured = Measured(
         run=run,
         found=found,

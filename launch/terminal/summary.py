@@ -139,11 +139,11 @@ def _ways_to_go_on(manifest: Manifest) -> Iterator[str]:
     first = max(step.threshold for step in tested)
     safer = [threshold for threshold in _SAFER if threshold > first]
     ways = []
+    if any(step.risk < entry.delta for entry in entries for step in _steps_of_grid(entry, manifest)):
+        ways.append("more examples")
     if safer:
         grid = ",".join(f"{threshold:g}" for threshold in (*safer[-2:], first))
         ways.append(f"thresholds nearer to 1, such as --thresholds={grid}")
-    if any(step.risk < entry.delta for entry in entries for step in _steps_of_grid(entry, manifest)):
-        ways.append("more examples")
     ways.append("fine-tuning (calm-beam train)")
     promises = len(manifest.calibrations)
     which = "" if promises == 1 else f" for {len(entries)} of {counted(promises, 'promise')}"
@@ -480,6 +480,8 @@ def print_certification(
     """
     console = PlainConsole()
     console.print(headline_of_settings(manifest))
+    if manifest.decoder is not None and manifest.decoder.failed:
+        console.print(f"{counted(manifest.decoder.failed, 'example')} without an answer count with loss 1.")
     for table in _risk_tables(rows, baseline=baseline):
         console.print(table)
     print_choices(console, manifest)

@@ -30,6 +30,8 @@ _ESSENTIALS = (
     "--stage",
     "--data",
     "--validation_data",
+    "--chat_template",
+    "--system",
     "--output",
     "--overwrite",
     "--checkpoint",

@@ -53,12 +53,10 @@ _ESSENTIALS = (
     "--checkpoint",
     "--data",
     "--chat_template",
-    "--system",
     "--max_decode_length",
     "--exits",
     "--objective",
     "--confidence",
-    "--min_exit_layer",
     "--thresholds",
     "--consistency",
     "--metric",
@@ -68,7 +66,6 @@ _ESSENTIALS = (
     "--output",
     "--overwrite",
     "--resume",
-    "--generations",
 )
 
 

@@ -47,6 +47,8 @@ _OF_PACKAGES = {
     "metrics": {
         "sacrebleu": "the metrics chrf and sentence_bleu, BLEU in evaluate",
         "rapidfuzz": "the metric edit_distance",
+        # Of calm-beam-serving, whose core goes without it.
+        "rouge-score": "the metrics rouge_l and rouge_l_unicode",
     }
 }
 _DISTRIBUTIONS = ("calm-beam", "calm-beam-serving")

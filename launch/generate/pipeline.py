@@ -214,7 +214,7 @@ def _tell(
     for calibration, losses in finished.losses.items():
         path = assignment.job.losses_path(assignment.directory, calibration)
         named = f"--manifest={shlex.quote(manifest)} --losses={shlex.quote(path)}"
-        say(f"{counted(losses, 'loss', several='losses')} measured: calm-beam monitor {named}")
+        say(f"{counted(losses, 'loss', several='losses')} measured:\n  calm-beam monitor {named}")
     total = finished.total
     if total.failed:
         say(

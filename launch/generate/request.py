@@ -82,7 +82,12 @@ class Shards(Options):
         sentence="with --probe_share, for the metric bleurt: its folder",
         belongs_to=("probe_share",),
     )
-    num_shards: int | None = again(Spread, "num_shards")
+    num_shards: int | None = again(
+        Spread,
+        "num_shards",
+        sentence="parts of the prompts, answered independently, several per worker; default: parts of about five "
+        "thousand prompts, at least 4; with --resume, as begun",
+    )
     model_copies: int = again(Spread, "model_copies")
     resume: bool = switch("go on with a run that was killed or failed: answer the missing prompts only")
 

@@ -36,20 +36,21 @@ _log = logging.getLogger("uvicorn.error")
 # Chance of ever raising a false alarm, the default of `calm-beam monitor`.
 _ALPHA = 0.05
 _SECONDS_BETWEEN_WARNINGS = 60.0
+_SECONDS_BETWEEN_SHAPES = 10.0
 
 
 class _Rarely:
-    """Says when a warning about something that may happen with every request is due again."""
+    """Says when a line that could be logged very often, such as a warning with every request, is due again."""
 
-    def __init__(self) -> None:
-        self._next = 0.0
+    def __init__(self, seconds: float = _SECONDS_BETWEEN_WARNINGS) -> None:
+        self._seconds, self._next = seconds, 0.0
 
     def is_due(self) -> bool:
-        """Returns whether to log it now: the first time, and a minute after the last at the earliest."""
+        """Returns whether to log it now: the first time, and so many seconds after the last at the earliest."""
         now = time.monotonic()
         if now < self._next:
             return False
-        self._next = now + _SECONDS_BETWEEN_WARNINGS
+        self._next = now + self._seconds
         return True
 
 
@@ -300,6 +301,7 @@ class Desk:
         self._batch: ContinuousGenerator | None = None
         self._measurements: Measurements | None = None
         self._is_ready = False
+        self._compiling_told = _Rarely(_SECONDS_BETWEEN_SHAPES)
         self._opening: threading.Thread | None = None
 
     def open(self) -> None:
@@ -337,6 +339,8 @@ class Desk:
 
     def _tell_shape(self, done: int, total: int, *, what: str = "") -> None:
         self.phase = f"compiling{what}: {done} of {total} shapes"
+        if self._compiling_told.is_due():
+            _log.info("%s", self.phase)
 
     @property
     def is_ready(self) -> bool:

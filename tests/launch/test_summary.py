@@ -245,8 +245,8 @@ def test_a_first_threshold_that_failed_says_how_to_go_on() -> None:
     few = build_never_exit(path=(build_path_entry(threshold=0.95, risk=0.005, p_value=0.3, rejected=False),))
     (said,) = _ways_to_go_on(build_manifest(calibrations=(few,)))
     assert said == (
-        "Not even the safest threshold, 0.95, could be proved. What may help, on fresh examples: thresholds nearer to "
-        "1, such as --thresholds=0.999,0.99,0.95; more examples; fine-tuning (calm-beam train)."
+        "Not even the safest threshold, 0.95, could be proved. What may help, on fresh examples: more examples; "
+        "thresholds nearer to 1, such as --thresholds=0.999,0.99,0.95; fine-tuning (calm-beam train)."
     )
     loses = build_never_exit(path=(build_path_entry(threshold=0.9999, risk=0.5, p_value=1.0, rejected=False),))
     (said,) = _ways_to_go_on(build_manifest(calibrations=(loses, build_calibration())))

@@ -123,7 +123,8 @@ def import_measure(name: str) -> Measure:
       name: `module:name` of a `Measure`, or of a function with one of these signatures:
         `f(logits)`: shape (..., vocabulary), to confidences, shape (...);
         `f(state, below)`: output and input of a layer, each (..., width), to confidences, shape (...).
-        JAX traces them, on packed rows and in the served loop: each row must be computed independently.
+        JAX traces them, on packed rows and in the served loop. A function sees one row at a time, shape (1, ...); the
+        `confidence` of a `Measure` sees all, and must compute each independently.
 
     Raises:
       MeasureError: If there is no such module or name, or it names something else.
@@ -162,15 +163,26 @@ def import_measure(name: str) -> Measure:
 
 
 def _confidence(name: str, function: Callable[..., Any], count: int, *given: Any) -> Any:
-    """Returns the confidences of a user's function, which takes the first `count` of the arguments."""
+    """Returns the confidences of a user's function, which takes the first `count` of the arguments.
+
+    The function sees one row at a time, so that a token never exits because of the prompts that are decoded with it: a
+    promise would not hold for prompts in other company.
+    """
+    import jax
     import jax.numpy as jnp
 
-    try:
-        made = jnp.asarray(function(*given[:count]), jnp.float32)
-    except Exception as error:
-        raise _failed(name, error) from error
-    _check_shape(name, made.shape, given[0].shape)
-    return made
+    def of_row(*row: Any) -> Any:
+        alone = [jnp.asarray(each)[None] for each in row]
+        try:
+            made = jnp.asarray(function(*alone), jnp.float32)
+        except Exception as error:
+            raise _failed(name, error) from error
+        _check_shape(name, made.shape, alone[0].shape)
+        return made[0]
+
+    rows = [jnp.asarray(each) for each in given[:count]]
+    shape = rows[0].shape[:-1]
+    return jax.vmap(of_row)(*(each.reshape(-1, each.shape[-1]) for each in rows)).reshape(shape)
 
 
 def _failed(name: str, error: Exception) -> MeasureError:

@@ -52,7 +52,7 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
     """The page has promise, entries, numbers and order, but no local path; only our own script may run."""
     page = build_setting_page(_write(tmp_path / "out", coin_rows(600)))
     text = re.sub(r"<[^>]+>", "", page)
-    promise = "at least 99.5\u00a0% over the draw of the 600 examples, setting 4bit loses in expectation at most 0.2"
+    promise = "at least 96\u00a0% over the draw of the 600 examples, setting 4bit loses in expectation at most 0.2"
     assert promise in text
     assert "All 8 hold together with probability at least 96\u00a0%" in text
     assert "one for all examples together may be broken for some of the groups." in text
@@ -90,9 +90,9 @@ def test_whom_a_promise_is_about(tmp_path: pathlib.Path) -> None:
     _write(tmp_path / "out", coin_rows(600))
     manifest = read_setting_manifest(tmp_path / "out" / "manifest.json")
     whole, of_group, *_ = (re.sub(r"<[^>]+>", "", promise_html(entry, manifest)) for entry in manifest.calibrations)
-    assert whole.startswith("With probability at least 99.5\u00a0% over the draw of the 600 examples, setting")
+    assert whole.startswith("With probability at least 96\u00a0% over the draw of the 600 examples, setting")
     assert of_group.startswith(
-        "For examples of group a, with probability at least 99.5\u00a0% over the draw of the 200 examples of the group"
+        "For examples of group a, with probability at least 96\u00a0% over the draw of the 200 examples of the group"
     )
     _write(tmp_path / "none", coin_rows(60), delta=0.001)
     manifest = read_setting_manifest(tmp_path / "none" / "manifest.json")
@@ -117,7 +117,7 @@ def test_no_setting_is_safe(tmp_path: pathlib.Path) -> None:
     page = build_setting_page(_write(tmp_path / "out", coin_rows(60), delta=0.001))
     assert "<strong><bdi>No setting</bdi></strong> was proved safe: from 60 examples, none was proved" in page
     text = " ".join(re.sub(r"<[^>]+>", "", page).split())
-    assert "none was proved, with probability at least 99.5 %, to lose in expectation at most 0.001." in text
+    assert "none was proved, with probability at least 96 %, to lose in expectation at most 0.001." in text
     assert re.search(r"fixed_sequence tested only \S+, which could not be proved safe", text)
 
 

@@ -80,7 +80,7 @@ def test_what_is_no_measure(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("of_one_number", r"returned shape \(\) for \(2, 8\), expected \(2,\): one number for each row"),
+        ("of_one_number", r"returned shape \(\) for \(1, 8\), expected \(1,\): one number for each row"),
         ("breaks", "failed with KeyError: 'missing'"),
     ],
 )
@@ -93,7 +93,7 @@ def test_functions_that_fail(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("of_one_number", r"returned shape \(\) for \(2, 32\), expected \(2,\): one number for each row\.$"),
+        ("of_one_number", r"returned shape \(\) for \(1, 32\), expected \(1,\): one number for each row\.$"),
         ("breaks", r"failed with KeyError: 'missing'\.$"),
         ("in_numpy", r"failed with TracerArrayConversionError: .*\. JAX traces the function: compute with jax\.numpy"),
         ("BAD_CHANGE", r"returned shape \(2, 16\) for \(2, 16\), expected \(2,\)"),
@@ -115,6 +115,18 @@ def test_a_measure_is_tried_before_anything_is_decoded(name: str, message: str) 
 def test_a_good_measure_passes_the_trial(name: str) -> None:
     """Measures of logits, states and scores pass."""
     check_traces(f"{_MODULE}:{name}", measure_named(f"{_MODULE}:{name}"), width=16, vocab_size=32)
+
+
+def test_other_rows_decide_nothing() -> None:
+    """A function that compares rows sees one at a time: in any company, a row has the confidence that it has alone."""
+    measure = measure_named(f"{_MODULE}:beside_others")
+    logits = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+    together = np.asarray(measure.confidence(logits))
+    assert together.shape == (2, 3)
+    alone = [[measure.confidence(row[None])[0] for row in of_prompt] for of_prompt in logits]
+    np.testing.assert_array_equal(together, np.asarray(alone))
+    change = measure_named(f"{_MODULE}:small_change").confidence(logits, logits[::-1], 2)
+    np.testing.assert_array_equal(change[1, 2], own_measures.small_change(logits[1, 2], logits[0, 2]))
 
 
 def test_another_source_is_refused() -> None:

@@ -270,7 +270,9 @@ def tell_suitability(request: SuitabilityRequest) -> int:
     if found.is_suitable:
         console.print("It may use these prompts, since no figure above decides anything in it.")
     elif request.seqio_task is None:
-        console.print(f"{_TRAIN} and {_VALIDATION} stand for rows of yours, other than those that will calibrate.")
+        console.print(
+            f"{_TRAIN} and {_VALIDATION} stand for rows of yours with answers, other than those that will calibrate."
+        )
     console.print(
         "Where a figure above decides something, such as delta or how tokens exit, calibrate on other prompts."
     )

@@ -236,17 +236,20 @@ def alone_in_words(entries: int) -> str:
 
 
 def more_may_do_in_words(manifest: SettingManifest) -> str:
-    """Returns for entries without a setting what more losses may do; empty if each that has none lost too much.
-
-    It is about entries whose first setting had a mean loss below delta, and only too high a p-value.
-    """
+    """Returns for entries without a setting what may help: more losses, or a safer setting; empty if none is without."""
     of = "example" if manifest.data.clusters is None else "cluster"
     sentences = []
     for entry in manifest.calibrations:
         last = entry.path[-1]
-        if entry.setting is not None or entry.procedure != "fixed_sequence" or last.risk >= entry.delta:
+        if entry.setting is not None or entry.procedure != "fixed_sequence":
             continue
         group = "" if entry.group is None else f"group {shown(entry.group)}, "
+        if last.risk >= entry.delta:
+            sentences.append(
+                f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is not below delta {entry.delta:g}. Begin "
+                "with a safer setting, or ask for a larger delta, on fresh examples."
+            )
+            continue
         # Of signed losses a mean may be negative, for which there is no power to compute without losses.
         guess = f"{max(0.0, last.risk):.4g}"
         sentences.append(

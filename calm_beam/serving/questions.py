@@ -111,7 +111,7 @@ class Reply:
       refused: Why manifests before it in the question were not taken, by file.
       work: What was decoded.
       decode_seconds: How long that took, compilation included.
-      exit_tests: How often a confidence was asked for the tokens of all answers.
+      exit_tests: Tests for the tokens of all answers that cost something extra, as `answer.exit_tests` counts them.
       load_msecs: How long models took to load, of those loaded since the last reply.
     """
 

@@ -290,7 +290,7 @@ class _Counted:
         if not tokens or not self.seconds:
             return self.tally.in_words()
         return (
-            f"{self.tally.in_words()}; {self.exit_tests / tokens:.2f} exit tests per token, "
+            f"{self.tally.in_words()}; {self.exit_tests / tokens:.2f} extra exit tests per token, "
             f"{tokens / self.seconds:,.0f} tokens a second, compiling included"
         )
 

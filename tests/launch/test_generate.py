@@ -72,7 +72,7 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
     assert re.fullmatch(
         re.escape(
             f"prompts: 1, of which too long and cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, "
-            f"{saved:.0%} of the full model's saved; {tests:.2f} exit tests per token, "
+            f"{saved:.0%} of the full model's saved; {tests:.2f} extra exit tests per token, "
         )
         + "[1-9][0-9,]* tokens a second, compiling included",
         last,
@@ -213,7 +213,7 @@ def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureF
     assert main([*flags, "--delta=0.01"]) == 0
     printed = capsys.readouterr()
     assert "(never exit), calibrated at 4.00 of 4 layers per token" in printed.err
-    assert "4.00 layers per token, 0% of the full model's saved; 0.00 exit tests per token, " in printed.err
+    assert "4.00 layers per token, 0% of the full model's saved; 0.00 extra exit tests per token, " in printed.err
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_answers_in_shards_are_those_of_a_file(
     here = capsys.readouterr().err.splitlines()[-1]
     told, _, exit_tests = here.rpartition("; ")
     assert told == lines[-1]
-    assert re.fullmatch(r"\d+\.\d\d exit tests per token, [\d,]+ tokens a second, compiling included", exit_tests)
+    assert re.fullmatch(r"\d+\.\d\d extra exit tests per token, [\d,]+ tokens a second, compiling included", exit_tests)
     single = {row["id"]: row for row in map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())}
     shards = sorted(output.glob("answers-*.jsonl.gz"))
     assert [path.name for path in shards] == [f"answers-0000{index}-of-00003.jsonl.gz" for index in range(3)]

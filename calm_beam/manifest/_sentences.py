@@ -236,7 +236,7 @@ def alone_in_words(entries: int) -> str:
 
 
 def more_may_do_in_words(manifest: SettingManifest) -> str:
-    """Returns for entries without a setting what may help: more losses, or a safer setting; empty if none is without."""
+    """Returns for entries without a setting what may help: more losses, or a safer setting; empty if all have one."""
     of = "example" if manifest.data.clusters is None else "cluster"
     sentences = []
     for entry in manifest.calibrations:
@@ -246,8 +246,8 @@ def more_may_do_in_words(manifest: SettingManifest) -> str:
         group = "" if entry.group is None else f"group {shown(entry.group)}, "
         if last.risk >= entry.delta:
             sentences.append(
-                f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is not below delta {entry.delta:g}. Begin "
-                "with a safer setting, or ask for a larger delta, on fresh examples."
+                f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is not below delta {entry.delta:g}. "
+                "Begin with a safer setting, or ask for a larger delta, on fresh examples."
             )
             continue
         # Of signed losses a mean may be negative, for which there is no power to compute without losses.

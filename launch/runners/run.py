@@ -555,7 +555,10 @@ def what_is_left_told(left: Callable[[], str], *, but: type[CalmBeamError]) -> I
         words = left()
         if isinstance(error, but) or (isinstance(error, PipelineError) and error.cause is but):
             words = ""
-        raise PipelineError(f"{error} {words}".rstrip()) from error
+        if not words:
+            raise PipelineError(str(error)) from error
+        # Not all messages, such as those of files, end as sentences do.
+        raise PipelineError(f"{str(error).rstrip().removesuffix('.')}. {words}") from error
     except KeyboardInterrupt as interrupt:
         if interrupt.args:
             raise

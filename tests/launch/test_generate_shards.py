@@ -248,7 +248,7 @@ def test_losses_are_watched(folder: pathlib.Path, tmp_path: pathlib.Path, capsys
     output = tmp_path / "answers"
     flags = _flags(folder, output, "--probe_share=50%", "--probe_salt=secret")
     assert main(flags) == 0
-    _, _, command = capsys.readouterr().err.partition("losses measured: calm-beam ")
+    _, _, command = capsys.readouterr().err.partition("losses measured:\n  calm-beam ")
     # The model is not trained: its losses may raise an alarm.
     assert main(shlex.split(command.splitlines()[0])) in (0, 3)
     rows = [json.loads(line) for line in (output / "losses.jsonl").read_text().splitlines()]

@@ -343,7 +343,7 @@ def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.C
             "--temp_location {tmp}/no: no such folder.",
         ),
         (["--manifest={manifest}", "--batch_size=0"], "argument --batch_size: expected a whole number of at least 1"),
-        (["--manifst={manifest}"], "the following arguments are required: --manifest"),
+        (["--manifst={manifest}"], "unknown flag --manifst. Did you mean --manifest?"),
     ],
 )
 def test_bad_usage(

@@ -413,7 +413,7 @@ class FlagParser(argparse.ArgumentParser):
         return flags, unknown
 
     def _refuse_misspelt(self, args: Sequence[str]) -> None:
-        """Raises `UsageError` for a misspelt flag that is required, which would be said to be missing otherwise."""
+        """Raises `UsageError` for a misspelt flag that is required; the base class would only call it missing."""
         given = {text.split("=")[0]: text for text in args if text.startswith("--")}
         missing = [
             name

@@ -59,7 +59,7 @@ def test_beams_flags_pass_through() -> None:
 def test_a_misspelt_required_flag_is_not_said_to_be_missing(
     command: str, flag: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is said is which flag was meant, and not that it is missing."""
+    """The message names the flag that was meant, and does not call it missing."""
     assert main([command, flag, "x"]) == 2
     assert f"unknown flag {flag.split('=')[0]}. Did you mean {meant}? See" in capsys.readouterr().err
 

@@ -165,8 +165,8 @@ def import_measure(name: str) -> Measure:
 def _confidence(name: str, function: Callable[..., Any], count: int, *given: Any) -> Any:
     """Returns the confidences of a user's function, which takes the first `count` of the arguments.
 
-    The function sees one row at a time, so that a token never exits because of the prompts that are decoded with it: a
-    promise would not hold for prompts in other company.
+    The function sees one row at a time, so that the measure is batch-invariant: whether a token exits never depends on
+    other prompts of its batch.
     """
     import jax
     import jax.numpy as jnp

@@ -118,7 +118,7 @@ def test_a_good_measure_passes_the_trial(name: str) -> None:
 
 
 def test_other_rows_decide_nothing() -> None:
-    """A function that compares rows sees one at a time: in any company, a row has the confidence that it has alone."""
+    """A function that compares rows sees one at a time: in any batch, a row has the confidence that it has alone."""
     measure = measure_named(f"{_MODULE}:beside_others")
     logits = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
     together = np.asarray(measure.confidence(logits))

@@ -172,7 +172,7 @@ def _confidence(name: str, function: Callable[..., Any], count: int, *given: Any
     import jax.numpy as jnp
 
     def of_row(*row: Any) -> Any:
-        alone = [jnp.asarray(each)[None] for each in row]
+        alone = [each[None] for each in row]
         try:
             made = jnp.asarray(function(*alone), jnp.float32)
         except Exception as error:

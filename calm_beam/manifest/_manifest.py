@@ -231,6 +231,11 @@ class WrittenManifest(Record, Generic[_Entry]):
             return entry.promised_epsilon
         return plan.joint_epsilon
 
+    def stated_error_of(self, entry: _Entry) -> float:
+        """Returns the probability that is stated with a promise: of all together where they are joint, or its own."""
+        joint = None if self.plan is None else self.plan.joint_epsilon
+        return self.error_of(entry) if joint is None else joint
+
     def calibration(self, choice: EntryChoice = ANY_ENTRY, **words: Unpack[EntryWords]) -> _Entry:
         """Returns the one entry with these values; any may be left out if one entry matches the rest.
 

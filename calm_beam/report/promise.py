@@ -59,9 +59,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
       factors: The operations of the full model divided by those with exits, by one or several ways of counting; None
         if nobody counted them.
     """
-    # Of promises that hold together, the probability of all.
-    joint = None if manifest.plan is None else manifest.plan.joint_epsilon
-    sure = f"{100 * (1 - (joint or manifest.error_of(entry))):.6g} %"
+    sure = f"{100 * (1 - manifest.stated_error_of(entry)):.6g} %"
     # The parts before the words of either sentence, where it is about a group.
     whose: Sentence = () if entry.group is None else ("For prompts of group ", entry.group)
     layers = manifest.model.layers

@@ -112,8 +112,7 @@ def promise_html(entry: SettingCalibration, manifest: SettingManifest) -> str:
     units = _units(entry, manifest)
     # The parts before the words of either sentence, where it is about a group.
     whose = () if entry.group is None else ("For examples of group ", entry.group)
-    # Of promises that hold together, the probability of all, as in the terminal.
-    sure = f"{100 * (1 - (manifest.plan.joint_epsilon or manifest.error_of(entry))):.6g} %"
+    sure = f"{100 * (1 - manifest.stated_error_of(entry)):.6g} %"
     per_cluster = "" if manifest.data.clusters is None else "per cluster "
     verb = "lose"
     bound: tuple[str, ...] = (f" {per_cluster}in expectation at most ", f"{entry.delta:g}")

@@ -104,7 +104,7 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
     promises = counted(len(manifest.calibrations), "promise")
     epsilon = None if manifest.plan is None else manifest.plan.joint_epsilon
     how = "each with" if epsilon is None else "all together with"
-    sure = epsilon or max(manifest.error_of(entry) for entry in manifest.calibrations)
+    sure = max(map(manifest.stated_error_of, manifest.calibrations))
     probability = f"probability at least {100 * (1 - sure):.6g} %"
     kept = [entry for entry in manifest.calibrations if entry.threshold is not None]
     if not kept:
@@ -293,9 +293,7 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
     has_variants = any(entry.procedure in OF_VARIANTS for entry in entries)
     has_groups = manifest.data.groups is not None
     metrics = dict.fromkeys(entry.metric for entry in entries)
-    joint = None if manifest.plan is None else manifest.plan.joint_epsilon
-    # Of promises that hold together, the probability of all, as in the headline.
-    epsilons = dict.fromkeys((joint,) if joint is not None else map(manifest.error_of, entries))
+    epsilons = dict.fromkeys(map(manifest.stated_error_of, entries))
     what = "Cheapest variant and threshold" if has_variants else "Lowest threshold"
     sure = f"{100 * (1 - next(iter(epsilons))):.6g} %" if len(epsilons) == 1 else "1 - epsilon"
     table = PlainTable(f"{what} with expected loss <= delta (probability {sure})", caption_justify="left")
@@ -357,7 +355,7 @@ def _level_notes(manifest: Manifest, levels: Sequence[float]) -> Iterator[str]:
     """Yields at which levels was tested, if not at the epsilon of the promises: without it, p-values look small."""
     plan = manifest.plan
     joint = None if plan is None else plan.joint_epsilon
-    promised = [joint or manifest.error_of(entry) for entry in manifest.calibrations]
+    promised = list(map(manifest.stated_error_of, manifest.calibrations))
     if all(level >= epsilon for level, epsilon in zip(levels, promised, strict=True)):
         return
     sharing = []
@@ -511,7 +509,7 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     entries = manifest.calibrations
     kept = [entry for entry in entries if entry.setting is not None]
     joint = manifest.plan.joint_epsilon
-    sure = 1 - (joint or max(map(manifest.error_of, entries)))
+    sure = 1 - max(map(manifest.stated_error_of, entries))
     how = "with" if len(entries) == 1 else "each with" if joint is None else "all together with"
     probability = f"probability at least {100 * sure:.6g} %"
     if not kept:
@@ -559,8 +557,7 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]", *, baseline: tuple[str,
 def _choices(manifest: SettingManifest) -> Table:
     """Returns the table of chosen settings, one line per calibration."""
     title, joint = "Last setting proved to lose at most delta", manifest.plan.joint_epsilon
-    # Of entries that hold together, the epsilon that was asked for, and not the share of one of them.
-    errors = set(map(manifest.error_of, manifest.calibrations)) if joint is None else {joint}
+    errors = set(map(manifest.stated_error_of, manifest.calibrations))
     if len(errors) == 1:
         together = "" if joint is None else "all together with "
         title += f" ({together}probability {100 * (1 - min(errors)):.6g} %)"

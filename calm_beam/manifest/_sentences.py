@@ -6,7 +6,7 @@ from calm_beam.storage.record_values import shown
 from calm_beam.text import counted
 
 from ._data import UnseenRecord
-from ._entries import Calibration
+from ._entries import Calibration, SettingCalibration
 from ._manifest import Manifest, SettingManifest
 from ._model import SpeedRecord, threshold_in_words
 from ._plan import WORST_NEAR_TIES, EarlierPlan, ParetoPlan
@@ -230,36 +230,32 @@ def not_proved_in_words(p_value: float, epsilon: float) -> str:
 def alone_in_words(entries: int) -> str:
     """Returns that the promise to use must be settled before the results are seen, if each holds alone."""
     return (
-        f"Each of the {entries} holds alone. Which of them is used must have been settled before anyone saw these "
+        f"Each promise holds alone. Which of the {entries} is used must have been settled before anyone saw these "
         "results: choosing the best of them here voids its guarantee."
     )
 
 
-def more_may_do_in_words(manifest: SettingManifest) -> str:
-    """Returns for entries without a setting what may help: more losses, or a safer setting; empty if all have one."""
+def more_may_do_in_words(entry: SettingCalibration, manifest: SettingManifest) -> str:
+    """Returns for an entry without a setting what may help: more losses, or a safer setting; empty if it has one."""
     of = "example" if manifest.data.clusters is None else "cluster"
-    sentences = []
-    for entry in manifest.calibrations:
-        last = entry.path[-1]
-        if entry.setting is not None or entry.procedure != "fixed_sequence":
-            continue
-        group = "" if entry.group is None else f"group {shown(entry.group)}, "
-        if last.risk >= entry.delta:
-            sentences.append(
-                f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is not below delta {entry.delta:g}. "
-                "Begin with a safer setting, or ask for a larger delta, on fresh examples."
-            )
-            continue
-        # Of signed losses a mean may be negative, for which there is no power to compute without losses.
-        guess = f"{max(0.0, last.risk):.4g}"
-        sentences.append(
-            f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is below delta {entry.delta:g}, but "
-            f"p = {p_value_beside(last.p_value, entry.path_level)} exceeds {entry.path_level:.4g}. More {of}s may "
-            "prove it, if all of them are fresh. This says how many are likely to do:\n"
-            f"  calm-beam plan --delta={entry.delta:g} --epsilon={entry.path_level:.4g} --risk_guess={guess} "
-            f"--p_value={entry.p_value}"
+    last = entry.path[-1]
+    if entry.setting is not None or entry.procedure != "fixed_sequence":
+        return ""
+    group = "" if entry.group is None else f"group {shown(entry.group)}, "
+    if last.risk >= entry.delta:
+        return (
+            f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is not below delta {entry.delta:g}. "
+            "Begin with a safer setting, or ask for a larger delta, on fresh examples."
         )
-    return "\n".join(sentences)
+    # Of signed losses a mean may be negative, for which there is no power to compute without losses.
+    guess = f"{max(0.0, last.risk):.4g}"
+    return (
+        f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is below delta {entry.delta:g}, but "
+        f"p = {p_value_beside(last.p_value, entry.path_level)} exceeds {entry.path_level:.4g}. More {of}s may "
+        "prove it, if all of them are fresh. This says how many are likely to do:\n"
+        f"  calm-beam plan --delta={entry.delta:g} --epsilon={entry.path_level:.4g} --risk_guess={guess} "
+        f"--p_value={entry.p_value}"
+    )
 
 
 def unseen_in_words(records: Sequence[UnseenRecord]) -> str:

@@ -11,6 +11,7 @@ from calm_beam.manifest import (
     SettingStep,
     alone_in_words,
     clusters_in_words,
+    more_may_do_in_words,
     not_proved_in_words,
     p_value_beside,
     plans_in_words,
@@ -157,7 +158,9 @@ def _lead(entry: SettingCalibration, manifest: SettingManifest) -> str:
         went = f"{entry.procedure} tested only {isolated(first.setting)}"
     if entry.procedure == "fixed_sequence" and not last.rejected:
         went += f", which {not_proved_in_words(last.p_value, entry.path_level)}"
-    return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}."
+    # The page opens with an entry that found a setting if there is one: others are told apart further down.
+    more = " ".join(more_may_do_in_words(entry, manifest).split())
+    return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}. {more}".rstrip()
 
 
 def _proof(entry: SettingCalibration, manifest: SettingManifest) -> Section | None:
@@ -204,9 +207,11 @@ def _together(manifest: SettingManifest) -> str:
             " A promise for a group is about examples drawn from that group alone; one for all examples together may "
             "be broken for some of the groups."
         )
+    proved = sum(entry.setting is not None for entry in manifest.calibrations)
+    found = f"{proved} of {entries} promises proved."
     if joint is not None:
-        return f"All {entries} hold together with probability at least {100 * (1 - joint):.6g} %.{of_groups}"
-    return f"{alone_in_words(entries)}{of_groups}"
+        return f"{found} With probability at least {100 * (1 - joint):.6g} %, all that were proved hold.{of_groups}"
+    return f"{found} {alone_in_words(entries)}{of_groups}"
 
 
 def _panel(entry: SettingCalibration, rows: Sequence[SettingRow]) -> Panel:

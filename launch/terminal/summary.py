@@ -40,7 +40,7 @@ from calm_beam.storage import joined
 from calm_beam.text import counted, printable_line
 
 from . import PlainConsole
-from .lines import PlainTable
+from .lines import PlainTable, tell
 
 if TYPE_CHECKING:
     # Not there where one only serves and inspects.
@@ -487,8 +487,9 @@ def print_certification(
     print_choices(console, manifest)
     if plans := plans_in_words(manifest.earlier_plans, of="losses"):
         console.print(plans)
-    if more := more_may_do_in_words(manifest):
-        console.print(more)
+    for entry in manifest.calibrations:
+        if more := more_may_do_in_words(entry, manifest):
+            tell(more)
     console.print(printable_line(without_keys(manifest.guarantee)))
 
 

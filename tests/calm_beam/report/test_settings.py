@@ -54,7 +54,7 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
     text = re.sub(r"<[^>]+>", "", page)
     promise = "at least 96\u00a0% over the draw of the 600 examples, setting 4bit loses in expectation at most 0.2"
     assert promise in text
-    assert "All 8 hold together with probability at least 96\u00a0%" in text
+    assert "of 8 promises proved. With probability at least 96\u00a0%, all that were proved hold." in text
     assert "one for all examples together may be broken for some of the groups." in text
     assert page.count('<figure class="panel">') == 7
     assert re.search(r'id="made">\d{4}-\d\d-\d\d \d\d:\d\d UTC<', page), "as on other pages"

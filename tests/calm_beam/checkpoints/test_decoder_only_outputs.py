@@ -1,12 +1,16 @@
 """Outputs of models saved by transformers, against its own, which `make_decoder_only_goldens.py` stored."""
 
 import functools
+import json
+import pathlib
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.checkpoints.hugging_face.decoder_only import FAMILIES
 from calm_beam.decoding.branches import sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.exits.rule import ExitRule
@@ -34,9 +38,16 @@ def test_every_family_and_scaling_is_there() -> None:
     """Every family and scaling has a folder, so that a lost one is noticed."""
     scalings = {_model(name)[0].config.rope_scaling.kind for name in _FOLDERS}
     assert scalings == {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
-    families = {"llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "olmo2", "phi3"}
-    mixtures = {"mixtral", "qwen3_moe", "qwen3_moe_normed"}
-    assert families | mixtures | {"granite", "smollm3", "llama_tied"} <= set(_FOLDERS)
+    types = {json.loads((FOLDER / name / "config.json").read_text())["model_type"] for name in _FOLDERS}
+    assert types == FAMILIES.keys()
+    assert {"qwen3_moe_normed", "llama_tied"} <= set(_FOLDERS)
+
+
+def test_every_family_is_in_the_documentation() -> None:
+    """The table of docs/decoder_only.md has a line for each family that is read, and no other."""
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "decoder_only.md").read_text(encoding="utf-8")
+    table = page.split("| `model_type` |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == FAMILIES.keys()
 
 
 @_each_model

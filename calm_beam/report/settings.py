@@ -158,7 +158,7 @@ def _lead(entry: SettingCalibration, manifest: SettingManifest) -> str:
         went = f"{entry.procedure} tested only {isolated(first.setting)}"
     if entry.procedure == "fixed_sequence" and not last.rejected:
         went += f", which {not_proved_in_words(last.p_value, entry.path_level)}"
-    # The page opens with an entry that found a setting if there is one: others are told apart further down.
+    # The page opens with an entry that found a setting if there is one; the others follow further down.
     more = " ".join(more_may_do_in_words(entry, manifest).split())
     return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}. {more}".rstrip()
 

@@ -380,6 +380,10 @@ class Manifest(WrittenManifest[Calibration]):
         """How several variants are tested; None if there is one, or no plan."""
         return None if self.plan is None else self.plan.pareto
 
+    def level_of(self, entry: Calibration) -> float:
+        """Returns the level that p-values of an entry's tests are compared with."""
+        return entry.path_level if self.pareto is None else self.pareto.share_of(entry.path_level)
+
     def _check_costs(self) -> None:
         """Refuses costs that chose nothing, choices that need missing costs, and speeds of unpromised thresholds."""
         objective = None if self.pareto is None else self.pareto.objective

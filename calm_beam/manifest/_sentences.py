@@ -43,7 +43,7 @@ def speed_in_words(manifest: Manifest, place: int) -> str:
         )
         said = f"{times_as_fast(first.factor)} on the machine that calibrated ({how})"
     if entry.pays is False:
-        why = f"what was proved was {said}" if said else _why_no_faster(entry, layers=manifest.model.layers)
+        why = f"what was proved was {said}" if said else _why_no_faster(entry, manifest)
         said = f"never exit, since {why}; fine-tuning moves exits down (calm-beam train)"
     else:
         said = f"{said}, at {entry.layers:.2f} of {manifest.model.layers} layers a token"
@@ -55,21 +55,22 @@ def measured_speeds(manifest: Manifest, place: int) -> list[SpeedRecord]:
     return [speed for speed in manifest.speeds or () if place in speed.calibrations]
 
 
-def _why_no_faster(entry: Calibration, *, layers: int) -> str:
+def _why_no_faster(entry: Calibration, manifest: Manifest) -> str:
     """Returns a clause why nothing that was proved is faster, though nothing was timed.
 
     A static exit at the last layer, or a threshold that no token reaches, is the full model, and always proved. Where
     nothing else was, the failed test that came closest is named.
     """
-    if any(step.rejected and step.layers < layers for step in entry.path):
+    if any(step.rejected and step.layers < manifest.model.layers for step in entry.path):
         return "what was proved was forecast to be no faster"
     closest = min((step for step in entry.path if not step.rejected), key=lambda step: step.p_value, default=None)
     if closest is None:
         return "nothing but the full model was proved"
     how = "" if closest.variant is None else f"{closest.variant.in_words()}, "
+    level = manifest.level_of(entry)
     return (
         f"nothing but the full model was proved: {how}at threshold {closest.threshold:g}, lost {closest.risk:.4f} "
-        f"(p = {closest.p_value:.2g})"
+        f"(p = {p_value_beside(closest.p_value, level)}, tested at {level:.3g})"
     )
 
 

@@ -376,7 +376,7 @@ def _choices(trials: Sequence[TrialOutcome]) -> Section:
 
 
 def _every(trials: Sequence[TrialOutcome]) -> tuple[Sequence[str], list[_Row]]:
-    names = ("loss", "δ", "measure", "trial", "threshold", "layers", "test risk", "calibrated on", "tested on", "test")
+    names = ("loss", "δ", "measure", "trial", "threshold", "layers", "test risk", "n", "n tested", "test")
     return names, [
         (
             _objective(trial.spec.objective),

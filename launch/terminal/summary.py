@@ -139,7 +139,8 @@ def _ways_to_go_on(manifest: Manifest) -> Iterator[str]:
     first = max(step.threshold for step in tested)
     safer = [threshold for threshold in _SAFER if threshold > first]
     ways = []
-    if any(step.risk < entry.delta for entry in entries for step in _steps_of_grid(entry, manifest)):
+    too_few = too_few_in_words(entries, manifest.data.units, manifest.pareto)
+    if too_few or any(step.risk < entry.delta for entry in entries for step in _steps_of_grid(entry, manifest)):
         ways.append("more examples")
     if safer:
         grid = ",".join(f"{threshold:g}" for threshold in (*safer[-2:], first))
@@ -300,7 +301,7 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
     # A line for each entry has to fit into 80 columns.
     table.collapse_padding = True
     counts = any(share is not None for share in operations)
-    levels = [_level(manifest, entry) for entry in entries]
+    levels = [manifest.level_of(entry) for entry in entries]
     notes = list(_level_notes(manifest, levels))
     table.caption = " ".join([*_captions(manifest, counts_operations=counts), *notes])
     name = "consis-\ntency" if len(metrics) == 1 else "consistency\nmetric"
@@ -343,12 +344,6 @@ def _captions(manifest: Manifest, *, counts_operations: bool) -> Iterator[str]:
         yield "Operations are compared with the full model's, exit tests included."
     if any(entry.objective.tail is not None for entry in manifest.calibrations):
         yield "> is about the share of outputs that lose more: delta and mean loss are shares."
-
-
-def _level(manifest: Manifest, entry: Calibration) -> float:
-    """Returns the level that p-values of an entry's tests are compared with."""
-    pareto = None if manifest.plan is None else manifest.plan.pareto
-    return entry.path_level if pareto is None else pareto.share_of(entry.path_level)
 
 
 def _level_notes(manifest: Manifest, levels: Sequence[float]) -> Iterator[str]:

@@ -241,7 +241,7 @@ def test_headlines(entries: tuple[Calibration, ...], words: str) -> None:
 
 
 def test_a_first_threshold_that_failed_says_how_to_go_on() -> None:
-    """Where not even the safest threshold was proved, what may help is named; more examples only where losses allow."""
+    """If not even the safest threshold was proved, what may help is named; more examples unless many lost too much."""
     few = build_never_exit(path=(build_path_entry(threshold=0.95, risk=0.005, p_value=0.3, rejected=False),))
     (said,) = _ways_to_go_on(build_manifest(calibrations=(few,)))
     assert said == (
@@ -249,7 +249,10 @@ def test_a_first_threshold_that_failed_says_how_to_go_on() -> None:
         "thresholds nearer to 1, such as --thresholds=0.999,0.99,0.95; fine-tuning (calm-beam train)."
     )
     loses = build_never_exit(path=(build_path_entry(threshold=0.9999, risk=0.5, p_value=1.0, rejected=False),))
-    (said,) = _ways_to_go_on(build_manifest(calibrations=(loses, build_calibration())))
+    of_few = build_manifest(calibrations=(loses, build_calibration()))
+    (said,) = _ways_to_go_on(of_few)
+    assert "What may help, on fresh examples: more examples; fine-tuning" in said, "200 examples can prove nothing"
+    (said,) = _ways_to_go_on(dataclasses.replace(of_few, data=dataclasses.replace(of_few.data, examples=1000)))
     assert said.endswith(
         "could be proved for 1 of 2 promises. What may help, on fresh examples: fine-tuning (calm-beam train)."
     )

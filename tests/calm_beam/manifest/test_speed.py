@@ -97,7 +97,8 @@ def test_what_failed_is_named_where_only_the_full_model_was_proved() -> None:
     level = manifest.level_of(first)
     assert (
         f": never exit, since nothing but the full model was proved: {closest.variant.in_words()}, at threshold "
-        f"{closest.threshold:g}, lost {closest.risk:.4f} (p = {closest.p_value:.2g}, tested at {level:.3g}); fine-tuning"
+        f"{closest.threshold:g}, lost {closest.risk:.4f} (p = {closest.p_value:.2g}, tested at {level:.3g}); "
+        "fine-tuning"
     ) in said
     assert "forecast" not in said
 

@@ -36,6 +36,11 @@ def build_config(**changes: Any) -> T5Config:
     return T5Config(**{**sizes, **changes})
 
 
+# A measure that is added is tested by all that these parametrize.
+BY_LOGITS = tuple(name for name, measure in MEASURES.items() if measure.needs is Need.LOGITS)
+SERVABLE = tuple(name for name, measure in MEASURES.items() if measure.needs is not Need.LAST_TOKEN)
+
+
 def build_rule(confidence: str, **fields: Any) -> ExitRule:
     """Returns a rule by a measure, with the setting that the measure needs."""
     needs_patience = MEASURES[confidence].needs is Need.TOKENS

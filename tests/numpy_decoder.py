@@ -190,7 +190,8 @@ class NumpyDecoder(abc.ABC):
         if measure == "oracle":
             return float(np.argmax(self.logits(output, layer)) == np.argmax(self.logits(states[-1])))
         second, first = np.sort(softmax(self.logits(output, layer)))[-2:]
-        return float(first - second if measure == "softmax" else first)
+        # No default: a measure without a formula here is compared with nothing.
+        return float({"softmax": first - second, "softmax_max": first}[measure])
 
 
 def may_exit(rule: ExitRule, layer: int, depth: int) -> bool:

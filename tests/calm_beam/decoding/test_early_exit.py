@@ -20,7 +20,7 @@ from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.thresholds import scheduled_thresholds
 from calm_beam.model import EarlyExitT5
-from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
+from tests.builders import BY_LOGITS, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same, serve
 from tests.instruction_sets import needs_native
 
@@ -72,7 +72,7 @@ def _assert_same(one: BranchResult, other: BranchResult) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("confidence", ["softmax", "softmax_max", "entropy"])
+@pytest.mark.parametrize("confidence", BY_LOGITS)
 def test_a_threshold_within_an_interval_is_left_to_the_exact_head(confidence: str) -> None:
     """A confidence that equals a threshold, or exceeds it by the least, decides as without a certified head."""
     rule = ExitRule(confidence=confidence)
@@ -315,7 +315,7 @@ def test_only_the_work_that_is_needed_is_done(
         is_copied = rule.state_propagation == "projected"
         assert calls["self_keys_values", layer] == (reached if is_copied else len(deepest))
     asked = [layer for layer in rule.exit_layers(_DEPTH) for deep in deepest if deep >= layer]
-    assert calls["head_inputs", 0] == (len(asked) if rule.confidence in ("softmax", "softmax_max") else len(deepest))
+    assert calls["head_inputs", 0] == (len(asked) if rule.confidence in BY_LOGITS else len(deepest))
 
 
 def test_static_exits_have_nothing_above_them(calls: collections.Counter[tuple[str, int]]) -> None:

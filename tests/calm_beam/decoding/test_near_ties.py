@@ -9,7 +9,7 @@ from calm_beam.decoding.branches import Branches, PromptResult, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.engine_choice import near_ties_of
 from calm_beam.exits.rule import ExitRule
-from tests.builders import build_checkpoint, build_prompts, build_rule
+from tests.builders import BY_LOGITS, build_checkpoint, build_prompts, build_rule
 from tests.instruction_sets import needs_native
 
 _INF = float("inf")
@@ -77,7 +77,7 @@ def test_what_is_made_of_tokens_tells_nothing(confidence: str) -> None:
     ("engine", "exit_head"),
     [("auto", "exact"), pytest.param("auto", "int8", marks=needs_native), ("xla", "exact")],
 )
-@pytest.mark.parametrize("confidence", ["softmax", "softmax_max", "entropy", "state", "classifier"])
+@pytest.mark.parametrize("confidence", [*BY_LOGITS, "state", "classifier"])
 def test_a_threshold_at_a_confidence_is_a_near_tie(engine: str, exit_head: str, confidence: str) -> None:
     """With every engine and head, a threshold equal to a confidence of the output is a near tie, and no other is."""
     checkpoint, rule = build_checkpoint(), build_rule(confidence)

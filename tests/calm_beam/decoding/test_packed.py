@@ -22,7 +22,16 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.model import T5Config
 from calm_beam.model.native import library
-from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
+from tests.builders import (
+    BY_LOGITS,
+    SERVABLE,
+    build_arrays,
+    build_checkpoint,
+    build_config,
+    build_prompts,
+    build_rule,
+    checkpoint_of,
+)
 from tests.calm_beam.decoding.decoders import DECODERS, LAYER_ENDS, STEPS, assert_all_same, assert_same, in_order
 from tests.instruction_sets import needs_native
 from tests.sampling import sampled
@@ -35,7 +44,7 @@ _OTHER = build_config(exit_classifier=1, tied_head=True, gated_mlp=False, num_de
 _BRANCHES = 8
 _SERVABLE = tuple(
     build_rule(confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
-    for confidence in ("softmax", "softmax_max", "state", "classifier", "entropy", "patience", "static")
+    for confidence in SERVABLE
     for propagation in ("from_exit", "from_first_exit", "projected")
     for lowest, interval in ((1, 1), (1, 2), (2, 1))
 )
@@ -168,7 +177,7 @@ def _check_certified(rule: ExitRule, seed: int, config: T5Config = _CONFIG) -> W
 def test_a_certified_head_asks_the_exact_one_about_few_rows(rule: ExitRule) -> None:
     """A certified head calls the exact one for few rows, and its upper bounds give the lazy sweep no less."""
     work = _check_certified(rule, 0)
-    if rule.confidence in ("softmax", "softmax_max", "entropy"):
+    if rule.confidence in BY_LOGITS:
         # A confidence cannot be separated from all eight thresholds, some of which are close together.
         assert work.projection_rows < 0.6 * work.certified_rows
     else:

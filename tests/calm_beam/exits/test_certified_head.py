@@ -60,9 +60,11 @@ def _truth(states: np.ndarray, weights: np.ndarray, measure: str) -> tuple[np.nd
             confidence = -np.expm1(second - largest) / total
         case "softmax_max":
             confidence = 1 / total
-        case _:
+        case "entropy":
             entropy = np.log(total) - (below * np.exp(below)).sum(axis=1) / total
             confidence = 1 - entropy / np.log(len(weights))
+        case _:
+            raise ValueError(f"no formula of {measure} in float64")
     return np.where(second == largest, -1, logits.argmax(axis=1)), confidence
 
 

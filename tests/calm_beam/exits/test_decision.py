@@ -16,6 +16,7 @@ from calm_beam.exits.measures import measure_named
 from calm_beam.exits.measures.entropy import entropy_confidence
 from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.exits.measures.softmax_max import softmax_max
+from tests.builders import BY_LOGITS
 from tests.sampling import sampled
 
 # Divisible by the 128 that are reduced in parallel, by fewer, and by nothing; one block, and several.
@@ -112,7 +113,7 @@ def test_a_vocabulary_of_one() -> None:
     assert decided["confidence"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "state"])
+@pytest.mark.parametrize("measure", [*BY_LOGITS, "state"])
 @pytest.mark.parametrize("vocab_size", [256, 200, 2100])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_row_that_is_not_finite_says_so(measure: str, vocab_size: int, value: float) -> None:
@@ -137,7 +138,7 @@ def test_a_row_that_is_not_finite_says_so(measure: str, vocab_size: int, value: 
 def test_a_row_of_nan_or_of_nothing_is_not_finite() -> None:
     """Rows of NaN only, and of minus infinity only, are not finite."""
     logits = np.array([[np.nan] * 256, [-np.inf] * 256], np.float32)
-    for measure in ("softmax", "softmax_max", "state"):
+    for measure in (*BY_LOGITS, "state"):
         assert not _decide(logits, measure)["is_finite"].any()
 
 
@@ -154,7 +155,7 @@ def test_minus_infinity_forbids_a_token_only(vocab_size: int, allowed: slice) ->
     np.testing.assert_allclose(decided["confidence"], expected[:, -1] - expected[:, -2], rtol=1e-5)
 
 
-@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "classifier"])
+@pytest.mark.parametrize("measure", [*BY_LOGITS, "classifier"])
 @pytest.mark.parametrize("rows", [192, 2048])
 @pytest.mark.parametrize("held", [1, 64])
 def test_few_rows_at_a_time_change_nothing(measure: str, rows: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +177,7 @@ def test_few_rows_at_a_time_change_nothing(measure: str, rows: int, held: int, m
     assert sizes[0] == {(1, 192): 3, (1, 2048): 1, (64, 192): 48, (64, 2048): 64}[held, rows]
 
 
-@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "classifier"])
+@pytest.mark.parametrize("measure", [*BY_LOGITS, "classifier"])
 @pytest.mark.parametrize("entries", sampled([64, 100, 128, 383], keep=(0, 1)))
 def test_blocks_of_the_vocabulary_change_nothing(measure: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that fit the vocabulary or not change only the rounding of the sum."""
@@ -201,7 +202,7 @@ def test_many_rows_are_decided_as_few_are() -> None:
             np.testing.assert_allclose(part[name], decided[name][start : start + 64], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "classifier"])
+@pytest.mark.parametrize("measure", [*BY_LOGITS, "classifier"])
 @pytest.mark.parametrize("entries", [100, 128, 5000])
 def test_a_gpus_blocks_change_nothing(measure: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU blocks run one after the other, as many entries as fit; ties and non-finite rows are as on a CPU."""

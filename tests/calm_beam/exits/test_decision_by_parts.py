@@ -32,7 +32,7 @@ for vocab_size, vocab_axis in ((4096, 0), (5000, 1), (4097, 1)):
     weights = weights if vocab_axis else weights.T
     # The last one is about logits, not about a summary of them.
     of_all = dataclasses.replace(MEASURES["softmax"], of_summary=None)
-    asked = [(decide, MEASURES[name]) for name in ("softmax", "softmax_max", "entropy", "state")]
+    asked = [(decide, MEASURES[name]) for name in (*BY_LOGITS, "state")]
     asked += [(decide_by_logits, measure) for measure in (MEASURES["softmax"], MEASURES["patience"], of_all)]
     for function, measure in asked:
         given = {"vocab_axis": vocab_axis, "measure": measure, "precision": FLOAT32}

@@ -42,7 +42,7 @@ test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(addprefix --ignore=,$(RUNNING))
 	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(STEALING) $(RUNNING)
 
-test-slow: $(INSTALLED)  ## simulations, killed processes, worker processes, malformed files (a quarter of an hour)
+test-slow: $(INSTALLED)  ## simulations, killed processes, worker processes, malformed files, accessibility (a quarter of an hour)
 	$(BIN)/python -m pytest -m slow $(STEALING) $(filter-out $(RUNNING),$(TESTS))
 	XLA_FLAGS= $(BIN)/python -m pytest -m slow $(STEALING) $(RUNNING)
 

@@ -108,9 +108,8 @@ class Home(Generic[J]):
             self._remove(self._found())
         found = self._found()
         if found and not resume:
-            state = (
-                words.outputs if is_file(joined(output, COMPLETE)) else f"{words.outputs} of a run that did not finish"
-            )
+            is_finished = any(is_file(joined(folder, COMPLETE)) for folder in self._marked())
+            state = words.outputs if is_finished else f"{words.outputs} of a run that did not finish"
             raise UsageError(
                 f"--output {output}: holds {state} ({self._extent(found[0])}). Pass --resume to go on with them, "
                 f"--overwrite to begin again, or choose another {self.PLACE}."
@@ -190,6 +189,10 @@ class Home(Generic[J]):
     def _begun(self) -> list[str]:
         """Returns the folders in which decoding has begun, or may have."""
         raise NotImplementedError
+
+    def _marked(self) -> Sequence[str]:
+        """Returns the folders that have a mark once a run has finished."""
+        return (self.output,)
 
     def _below(self) -> tuple[str, ...]:
         """Returns the folders that a run creates in the directory."""
@@ -318,6 +321,10 @@ class SettingHome(GenerationsHome[SettingJob]):
     """The output directory of a user's decoder."""
 
     JOB = SettingJob
+
+    def _marked(self) -> Sequence[str]:
+        # Outputs are all that such a run makes; a calibration also makes a manifest.
+        return self._found()
 
 
 class AnswerHome(Home[AnswerJob]):

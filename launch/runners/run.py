@@ -289,10 +289,12 @@ def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
         return "workers: this runner keeps no metrics."
     names = ("decoded-prompts", "failed-prompts", "taken-over-prompts")
     prompts, failed, stored = (metrics.counters.get(name, 0) for name in names)
-    return (
-        f"workers: {counted(prompts, 'prompt')} decoded ({prompts / seconds:.1f} a second), {failed:,} failed, "
-        f"{stored:,} {'was' if stored == 1 else 'were'} stored already."
-    )
+    said = f"workers: {counted(prompts, 'prompt')} decoded ({prompts / seconds:.1f} a second)"
+    if failed:
+        said += f", {failed:,} failed"
+    if stored:
+        said += f", {stored:,} {'was' if stored == 1 else 'were'} stored already"
+    return f"{said}."
 
 
 def work_in_words(metrics: RunMetrics | None) -> str:

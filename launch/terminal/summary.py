@@ -194,11 +194,13 @@ def _what_was_counted(manifest: Manifest, *, seconds: float | None) -> Iterator[
         yield rounds
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     took = "" if seconds is None else f" in {seconds:.0f} s"
-    yield (
-        f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)}{took}; "
-        f"{counted(data.duplicates, 'repeated input')}, "
-        f"{counted(data.truncated, 'prompt')} cut, {data.failed} failed."
-    )
+    flaws = "none repeated, cut or failed"
+    if data.duplicates or data.truncated or data.failed:
+        flaws = (
+            f"{counted(data.duplicates, 'repeated input')}, {counted(data.truncated, 'prompt')} cut, "
+            f"{data.failed} failed"
+        )
+    yield f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)}{took}; {flaws}."
     for line in (unseen_in_words(data.unseen or ()), confirming_in_words(manifest)):
         if line:
             yield printable_line(line)

@@ -49,6 +49,7 @@ def test_columns_tell_rows_apart(pages: dict[str, pathlib.Path], name: str) -> N
     assert [html.unescape(head) for head in heads] == _EXPERIMENTS[name][1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", _EXPERIMENTS)

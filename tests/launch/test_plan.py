@@ -151,6 +151,7 @@ def test_page(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert output.read_text(encoding="utf-8") == content
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_everybody_can_use_the_page(tmp_path: pathlib.Path) -> None:

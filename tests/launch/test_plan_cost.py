@@ -163,6 +163,7 @@ def test_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Ca
     assert str(pilot.parent) not in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_everybody_can_use_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path) -> None:

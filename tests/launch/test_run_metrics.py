@@ -47,7 +47,7 @@ def test_words() -> None:
 
 
 def test_a_run_that_decoded_nothing() -> None:
-    """Where nothing was counted, the counts are 0."""
+    """If nothing was counted, no prompt was decoded, and what else was computed is 0."""
     nothing = RunMetrics(counters={}, spreads={})
-    assert "0 prompts decoded (0.0 a second), 0 failed" in metrics_in_words(nothing, seconds=2.0)
+    assert metrics_in_words(nothing, seconds=2.0) == "workers: 0 prompts decoded (0.0 a second)."
     assert "0 tokens of the full model, 0 layer rows and 0 of padding, 0 projections." in work_in_words(nothing)

@@ -17,6 +17,7 @@ from calm_beam.launch.terminal.lines import PlainTable
 from calm_beam.launch.terminal.summary import (
     _begins_with_failure,
     _ways_to_go_on,
+    _what_was_counted,
     choices_table,
     headline,
     print_summary,
@@ -238,6 +239,14 @@ def test_the_result_comes_first(
 def test_headlines(entries: tuple[Calibration, ...], words: str) -> None:
     """A single promise is printed whole; if nothing is proved, the headline says so."""
     assert headline(build_manifest(calibrations=entries)).startswith(words)
+
+
+def test_data_without_flaws_are_said_in_few_words() -> None:
+    """Where nothing was repeated, cut or failed, no zeros are listed."""
+    manifest = build_manifest()
+    data = dataclasses.replace(manifest.data, duplicates=0, truncated=0, failed=0)
+    said = next(_what_was_counted(dataclasses.replace(manifest, data=data), seconds=13.4))
+    assert said == "200 examples in 13 s; none repeated, cut or failed."
 
 
 def test_a_first_threshold_that_failed_says_how_to_go_on() -> None:

@@ -496,6 +496,7 @@ def test_objectives_share_the_sweeps(model: pathlib.Path, data: pathlib.Path, tm
     assert len(list((tmp_path / "out" / "generations").iterdir())) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_everybody_can_use_the_report(calibrated: pathlib.Path) -> None:

@@ -93,6 +93,8 @@ def test_nothing_is_lost_where_a_decoder_fails(decoder: str, data: pathlib.Path,
     sweep(data, tmp_path / "swept", resume=True)
     assert {path: path.read_bytes() for path in kept} == kept
     sweep(data, tmp_path / "whole")
+    with pytest.raises(UsageError, match=r"holds generations \("):
+        sweep(data, tmp_path / "whole")
     assert [path.read_bytes() for path in _shards(tmp_path / "swept")] == [
         path.read_bytes() for path in _shards(tmp_path / "whole")
     ]

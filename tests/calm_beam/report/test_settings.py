@@ -157,6 +157,7 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     assert "is a certification, which has no model" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:

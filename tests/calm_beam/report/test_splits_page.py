@@ -160,6 +160,7 @@ def test_no_column_is_cut_on_a_desktop(tmp_path: pathlib.Path) -> None:
         assert frame.evaluate("(it) => it.scrollWidth - it.clientWidth") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:

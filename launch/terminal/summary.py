@@ -12,6 +12,7 @@ from calm_beam.manifest import (
     MANIFEST,
     OF_VARIANTS,
     Calibration,
+    DataRecord,
     Manifest,
     PathEntry,
     SettingCalibration,
@@ -187,6 +188,14 @@ def _all_trade_offs(manifest: Manifest, output: str) -> Iterator[Table | str]:
         yield f"Mean losses of {counted(more, f'more {kind}')}: {RISK_TABLE}."
 
 
+def _flaws(data: DataRecord) -> str:
+    if not (data.duplicates or data.truncated or data.failed):
+        return "none repeated, cut or failed"
+    return (
+        f"{counted(data.duplicates, 'repeated input')}, {counted(data.truncated, 'prompt')} cut, {data.failed} failed"
+    )
+
+
 def _what_was_counted(manifest: Manifest, *, seconds: float | None) -> Iterator[str]:
     """Yields on which examples was tested, and what has to be known of them."""
     data = manifest.data
@@ -194,13 +203,7 @@ def _what_was_counted(manifest: Manifest, *, seconds: float | None) -> Iterator[
         yield rounds
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     took = "" if seconds is None else f" in {seconds:.0f} s"
-    flaws = "none repeated, cut or failed"
-    if data.duplicates or data.truncated or data.failed:
-        flaws = (
-            f"{counted(data.duplicates, 'repeated input')}, {counted(data.truncated, 'prompt')} cut, "
-            f"{data.failed} failed"
-        )
-    yield f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)}{took}; {flaws}."
+    yield f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)}{took}; {_flaws(data)}."
     for line in (unseen_in_words(data.unseen or ()), confirming_in_words(manifest)):
         if line:
             yield printable_line(line)

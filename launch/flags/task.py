@@ -64,7 +64,9 @@ class TaskRequest(ModelSource, Chat, ModelFacts, DataSource, OutputSettings, Dec
         if self.is_demo:
             return str(embedded.MODEL)
         if self.named_model is None:
-            raise UsageError("--checkpoint is missing: the folder of the model.")
+            raise UsageError(
+                f"--checkpoint is missing: the folder of the model. The demo model is in {embedded.MODEL}."
+            )
         return self.named_model
 
     @property

@@ -159,6 +159,14 @@ def describe_t5(config: T5Config) -> Described:
     gated_name = "gelu" if config.activation == "gelu" else name
     model_type = "umt5" if config.relative_bias_per_layer else "t5"
     ends = written_ends(config.end_ids)
+    generation: dict[str, Any] = {
+        "decoder_start_token_id": config.start_id,
+        "eos_token_id": ends,
+        "pad_token_id": PAD_ID,
+    }
+    if config.num_decoder_layers > config.num_encoder_layers:
+        # transformers 5 makes as many layers of the KV cache as the encoder has, and fails at the first one that lacks.
+        generation["use_cache"] = False
     return Described(
         fields={
             "architectures": [f"{model_type.upper()}ForConditionalGeneration"],
@@ -172,7 +180,7 @@ def describe_t5(config: T5Config) -> Described:
             "decoder_start_token_id": config.start_id,
             "eos_token_id": ends,
         },
-        generation={"decoder_start_token_id": config.start_id, "eos_token_id": ends, "pad_token_id": PAD_ID},
+        generation=generation,
         names={ours: [_their_name(ours)] for ours in parameter_shapes(config)},
     )
 

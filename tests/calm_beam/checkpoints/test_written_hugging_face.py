@@ -201,6 +201,15 @@ def test_exits_are_held_against_the_model(tmp_path: pathlib.Path) -> None:
         load_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("encoder", [2, 4])
+def test_a_decoder_deeper_than_its_encoder_is_generated_without_cache(encoder: int, tmp_path: pathlib.Path) -> None:
+    """A KV cache of transformers 5 has as many layers as the encoder of a T5; fewer than the decoder's are an error."""
+    config = build_config(num_encoder_layers=encoder, num_decoder_layers=3)
+    _write(tmp_path, config)
+    written = json.loads((tmp_path / "generation_config.json").read_text(encoding="utf-8"))
+    assert written.get("use_cache") is (False if encoder < 3 else None)
+
+
 def test_half_precision(tmp_path: pathlib.Path) -> None:
     """As float16, tensors and config say so, and values beyond float16 are refused."""
     config = build_llama_config()

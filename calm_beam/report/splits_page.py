@@ -376,8 +376,9 @@ def _choices(trials: Sequence[TrialOutcome]) -> Section:
 
 
 def _every(trials: Sequence[TrialOutcome]) -> tuple[Sequence[str], list[_Row]]:
-    names = ("loss", "δ", "measure", "trial", "threshold", "layers", "test risk", "n", "n tested", "test")
-    return names, [
+    with_tests = _have_several_tests([trial.spec for trial in trials])
+    names = ("loss", "δ", "measure", "trial", "threshold", "layers", "test risk", "n", "n tested")
+    return (*names, *(["test"] if with_tests else [])), [
         (
             _objective(trial.spec.objective),
             number(trial.spec.delta, "g"),
@@ -388,7 +389,7 @@ def _every(trials: Sequence[TrialOutcome]) -> tuple[Sequence[str], list[_Row]]:
             Cell(f"{trial.test_risk:.4f}".replace("-", "−") + (" > δ" if trial.exceeds else ""), trial.test_risk),
             number(trial.n_calibration, ",d"),
             number(trial.n_test, ",d"),
-            _tested_by(trial.spec),
+            *([_tested_by(trial.spec)] if with_tests else []),
         )
         for trial in trials
     ]

@@ -250,7 +250,7 @@ def _certified_cases() -> Iterator[Any]:
 
 
 @needs_native
-@pytest.mark.parametrize(("decoder", "rule", "precision"), _certified_cases(), ids=str)
+@pytest.mark.parametrize(("decoder", "rule", "precision"), list(_certified_cases()), ids=str)
 def test_a_certified_head_changes_nothing(decoder: str, rule: ExitRule, precision: Precision) -> None:
     """With a certified head, tokens and exit layers are the exact head's, and confidences are near."""
     certified = _decode(decoder, _model(), rule, exit_head="int8", precision=precision)

@@ -23,6 +23,7 @@ from calm_beam.manifest import (
     clusters_in_words,
     confirming_in_words,
     engine_in_words,
+    flaws_in_words,
     near_ties_in_words,
     plans_in_words,
     read_any_manifest,
@@ -210,9 +211,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     console.print(
         f"Calibration set: {counted(data.examples, 'example')}{clusters} of "
-        f"{printable_line(', '.join(data.patterns))}; "
-        f"{counted(data.duplicates, 'repeated input')}, "
-        f"{counted(data.truncated, 'prompt')} cut, {data.failed} failed."
+        f"{printable_line(', '.join(data.patterns))}; {flaws_in_words(data)}."
     )
     for line in _of_examples(manifest):
         console.print(printable_line(line))

@@ -85,6 +85,7 @@ from ._sentences import clusters_in_words as clusters_in_words
 from ._sentences import confirmation_in_words as confirmation_in_words
 from ._sentences import confirming_in_words as confirming_in_words
 from ._sentences import engine_in_words as engine_in_words
+from ._sentences import flaws_in_words as flaws_in_words
 from ._sentences import least_units as least_units
 from ._sentences import measured_speeds as measured_speeds
 from ._sentences import more_may_do_in_words as more_may_do_in_words

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from calm_beam.storage.record_values import shown
 from calm_beam.text import counted
 
-from ._data import UnseenRecord
+from ._data import DataRecord, UnseenRecord
 from ._entries import Calibration, SettingCalibration
 from ._manifest import Manifest, SettingManifest
 from ._model import SpeedRecord, threshold_in_words
@@ -192,6 +192,13 @@ def confirmation_in_words(entry: Calibration) -> str:
     return f"{named}, not confirmed: p = {p_value}{'' if last.tested_as == chosen.tested_as else f' at {at}'}"
 
 
+def flaws_in_words(data: DataRecord) -> str:
+    """Returns a clause on how many inputs were repeated, prompts cut and examples failed."""
+    return (
+        f"{counted(data.duplicates, 'repeated input')}, {counted(data.truncated, 'prompt')} cut, {data.failed} failed"
+    )
+
+
 def confirming_in_words(manifest: Manifest) -> str:
     """Returns a sentence on the examples that confirmed thresholds, and their decoder; empty if none did."""
     found = manifest.confirmation
@@ -202,7 +209,7 @@ def confirming_in_words(manifest: Manifest) -> str:
     return (
         f"{counted(data.examples, 'other example')}{clusters}, which chose nothing, tested what was chosen, decoded by "
         f"the {found.decoder} decoder that serves (exit head {found.exit_head}, {found.dtype}); "
-        f"{counted(data.duplicates, 'repeated input')}, {counted(data.truncated, 'prompt')} cut, {data.failed} failed."
+        f"{flaws_in_words(data)}."
         f"{' ' * bool(data.unseen)}{unseen_in_words(data.unseen or ())}"
     )
 
@@ -238,20 +245,21 @@ def alone_in_words(entries: int) -> str:
 
 def more_may_do_in_words(entry: SettingCalibration, manifest: SettingManifest) -> str:
     """Returns for an entry without a setting what may help: more losses, or a safer setting; empty if it has one."""
-    of = "example" if manifest.data.clusters is None else "cluster"
     last = entry.path[-1]
     if entry.setting is not None or entry.procedure != "fixed_sequence":
         return ""
     group = "" if entry.group is None else f"group {shown(entry.group)}, "
+    loss = f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is"
     if last.risk >= entry.delta:
         return (
-            f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is not below delta {entry.delta:g}. "
+            f"{loss} not below delta {entry.delta:g}. "
             "Begin with a safer setting, or ask for a larger delta, on fresh examples."
         )
     # Of signed losses a mean may be negative, for which there is no power to compute without losses.
     guess = f"{max(0.0, last.risk):.4g}"
+    of = "example" if manifest.data.clusters is None else "cluster"
     return (
-        f"{group}{shown(last.setting)}: its mean loss {last.risk:.4f} is below delta {entry.delta:g}, but "
+        f"{loss} below delta {entry.delta:g}, but "
         f"p = {p_value_beside(last.p_value, entry.path_level)} exceeds {entry.path_level:.4g}. More {of}s may "
         "prove it, if all of them are fresh. This says how many are likely to do:\n"
         f"  calm-beam plan --delta={entry.delta:g} --epsilon={entry.path_level:.4g} --risk_guess={guess} "

@@ -12,7 +12,6 @@ from calm_beam.manifest import (
     MANIFEST,
     OF_VARIANTS,
     Calibration,
-    DataRecord,
     Manifest,
     PathEntry,
     SettingCalibration,
@@ -23,6 +22,7 @@ from calm_beam.manifest import (
     confirmation_in_words,
     confirming_in_words,
     engine_in_words,
+    flaws_in_words,
     measured_speeds,
     more_may_do_in_words,
     near_ties_in_words,
@@ -188,14 +188,6 @@ def _all_trade_offs(manifest: Manifest, output: str) -> Iterator[Table | str]:
         yield f"Mean losses of {counted(more, f'more {kind}')}: {RISK_TABLE}."
 
 
-def _flaws(data: DataRecord) -> str:
-    if not (data.duplicates or data.truncated or data.failed):
-        return "none repeated, cut or failed"
-    return (
-        f"{counted(data.duplicates, 'repeated input')}, {counted(data.truncated, 'prompt')} cut, {data.failed} failed"
-    )
-
-
 def _what_was_counted(manifest: Manifest, *, seconds: float | None) -> Iterator[str]:
     """Yields on which examples was tested, and what has to be known of them."""
     data = manifest.data
@@ -203,7 +195,9 @@ def _what_was_counted(manifest: Manifest, *, seconds: float | None) -> Iterator[
         yield rounds
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     took = "" if seconds is None else f" in {seconds:.0f} s"
-    yield f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)}{took}; {_flaws(data)}."
+    has_flaws = data.duplicates or data.truncated or data.failed
+    flaws = flaws_in_words(data) if has_flaws else "none repeated, cut or failed"
+    yield f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)}{took}; {flaws}."
     for line in (unseen_in_words(data.unseen or ()), confirming_in_words(manifest)):
         if line:
             yield printable_line(line)

@@ -53,6 +53,7 @@ from calm_beam.text import printable_line
 
 from .auto import write_cost
 from .confirm import ConfirmedRun
+from .own_decoder import calibrate_decoder, or_decoder
 from .prepare import prepare
 from .request import CalibrateRequest
 from .run import CalibrationRun, SequentialRun, VariantsRun, can_continue
@@ -294,6 +295,7 @@ class CalibrateCall(CalibrateRequest):
         return (self.exits,) if isinstance(self.exits, ExitRule) else super().rules
 
 
+@or_decoder(calibrate_decoder)
 @calling(CalibrateCall)
 def calibrate(request: CalibrateCall) -> Manifest:
     """Calibrates a model on a data set, writes the result and returns its manifest.
@@ -309,6 +311,11 @@ def calibrate(request: CalibrateCall) -> Manifest:
     `--delta=0.05,0.1` is `delta=(0.05, 0.1)`, `--resume` is `resume=True`. The command also builds the report;
     `calm-beam report` builds it from the written files. With neither model nor data, the demo model is calibrated on
     the demo data.
+
+    With `decoder`, any decoder is swept under `settings`, and a manifest of kind `settings` is returned. Its arguments
+    are those of `transforms.SweepWith` and `certify`:
+
+        manifest = calm.calibrate(decoder=answer, settings=(4096, 1024, 256), data="questions.jsonl", delta=0.05)
 
     Raises:
       UsageError: If anything in the request is wrong; nothing has been written.

@@ -95,7 +95,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     if why_one_way is not None:
         say(why_one_way)
     if not is_warned:
-        _warn_of_too_few(plan.tests, source.data.examples, plan.pareto)
+        warn_of_too_few(plan.tests, source.data.examples, plan.pareto)
     provenance = RunProvenance.of_job(source.job, plan.tests, settings=source.settings)
     return CalibrationRun(
         source=source,
@@ -109,7 +109,7 @@ def prepare(request: CalibrateRequest, options: PipelineOptions) -> CalibrationR
     )
 
 
-def _warn_of_too_few(
+def warn_of_too_few(
     tests: Sequence[AskedTest], count: Callable[..., int | None], pareto: ParetoPlan | None = None
 ) -> bool:
     """Warns of promises that so few examples cannot prove, and returns whether there are some.
@@ -164,7 +164,7 @@ def _decoded(
         # Imported here, since it needs JAX.
         from .auto import CannotChooseError, with_candidates
 
-        is_warned = _warn_of_too_few(tests, functools.partial(count_examples, sweep.data))
+        is_warned = warn_of_too_few(tests, functools.partial(count_examples, sweep.data))
         try:
             request, cost = with_candidates(request, sweep, output=output, runs_here=workers.are_here)
         except CannotChooseError as error:

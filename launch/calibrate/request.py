@@ -68,9 +68,7 @@ class CalibrateRequest(
         is known.
     """
 
-    ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        "decoder": "A decoder of your own is swept by calm_beam.transforms.SweepWith, and proved by calm_beam.certify."
-    }
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {"settings": "It belongs to decoder, which is missing."}
 
     candidates: tuple[Variant, ...] = ()
 

@@ -112,12 +112,7 @@ def read_outputs(
     """
     assert source.outputs is not None, "the outputs are named"
     swept = SweptSettings.read(os.fspath(source.outputs))
-    job, name = swept.job, metric or DEFAULT_METRIC
-    if is_bleurt(name):
-        raise UsageError(
-            f"--metric={name}: needs a checkpoint, which is not asked for here. Take another metric, or write "
-            "module:function for one that loads it."
-        )
+    job, name = swept.job, checked_metric(metric)
     if group_key is not None and group_key != job.group_key:
         raise UsageError(
             f"--group_key={group_key}: the examples were read with group_key={job.group_key!r}. Sweep again with that "
@@ -144,6 +139,23 @@ def read_outputs(
         swept=swept,
         consistency=consistency,
     )
+
+
+def checked_metric(metric: str | None) -> str:
+    """Returns the name of the metric that scores outputs, given the requested one; None for the default.
+
+    Raises:
+      UsageError: If it needs a checkpoint.
+      MetricError: If there is no such metric.
+    """
+    name = metric or DEFAULT_METRIC
+    if is_bleurt(name):
+        raise UsageError(
+            f"--metric={name}: needs a checkpoint, which is not asked for here. Take another metric, or write "
+            "module:function for one that loads it."
+        )
+    get_metric(name)
+    return name
 
 
 def read_scores(

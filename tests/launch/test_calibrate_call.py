@@ -251,12 +251,10 @@ def test_what_is_said_names_arguments(tmp_path: pathlib.Path, capsys: pytest.Cap
 def test_a_misspelt_argument() -> None:
     """A misspelt argument is named with the nearest valid one."""
     with pytest.raises(TypeError, match=r"^calibrate\(\) has no argument 'detla'\. Did you mean delta\?$"):
-        calm.calibrate(detla=0.1)  # type: ignore[call-arg]
+        calm.calibrate(detla=0.1)  # type: ignore[call-overload]
 
 
-def test_a_decoder_of_ones_own() -> None:
-    """The error for a decoder of the user names the transform that takes one."""
-    with pytest.raises(
-        TypeError, match=r"has no argument 'decoder'\. .*transforms\.SweepWith, .*calm_beam\.certify\.$"
-    ):
-        calm.calibrate(decoder=print)  # type: ignore[call-arg]
+def test_settings_without_a_decoder() -> None:
+    """The error for the settings of a user's decoder says that there is none."""
+    with pytest.raises(TypeError, match=r"has no argument 'settings'\. It belongs to decoder, which is missing\.$"):
+        calm.calibrate(settings=(2, 1))  # type: ignore[call-overload]

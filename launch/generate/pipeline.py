@@ -27,7 +27,7 @@ from calm_beam.launch.flags.shared_options import (
 )
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import paths_by_flag
-from calm_beam.launch.runners.run import PipelineError, RunMetrics, what_is_left_told
+from calm_beam.launch.runners.run import PipelineError, RunMetrics, stored_in_words, what_is_left_told
 from calm_beam.launch.terminal import say, say_detail, tell
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.manifest.files import FAILURES
@@ -229,13 +229,11 @@ def _work_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
         return "workers: this runner keeps no metrics."
     counters, spreads = metrics.counters, metrics.spreads
     prompts, tokens = counters.get("decoded-prompts", 0), counters.get("generated-tokens", 0)
-    stored = counters.get("taken-over-prompts", 0)
     loads = spreads.get("model-load-msec")
     loaded = "no model was loaded" if loads is None else f"the model was loaded {counted(loads.count, 'time')}"
     return (
         f"workers: {counted(prompts, 'prompt')} answered in {seconds:.1f} s ({prompts / seconds:.1f} prompts and "
-        f"{tokens / seconds:.1f} tokens a second), {stored:,} {'was' if stored == 1 else 'were'} stored already; "
-        f"{loaded}."
+        f"{tokens / seconds:.1f} tokens a second){stored_in_words(metrics)}; {loaded}."
     )
 
 

@@ -287,14 +287,17 @@ def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
     """
     if metrics is None:
         return "workers: this runner keeps no metrics."
-    names = ("decoded-prompts", "failed-prompts", "taken-over-prompts")
-    prompts, failed, stored = (metrics.counters.get(name, 0) for name in names)
+    prompts, failed = (metrics.counters.get(name, 0) for name in ("decoded-prompts", "failed-prompts"))
     said = f"workers: {counted(prompts, 'prompt')} decoded ({prompts / seconds:.1f} a second)"
     if failed:
         said += f", {failed:,} failed"
-    if stored:
-        said += f", {stored:,} {'was' if stored == 1 else 'were'} stored already"
-    return f"{said}."
+    return f"{said}{stored_in_words(metrics)}."
+
+
+def stored_in_words(metrics: RunMetrics) -> str:
+    """Returns a clause on prompts that an earlier run had stored; empty if there were none."""
+    stored = metrics.counters.get("taken-over-prompts", 0)
+    return f", {stored:,} {'was' if stored == 1 else 'were'} stored already" if stored else ""
 
 
 def work_in_words(metrics: RunMetrics | None) -> str:

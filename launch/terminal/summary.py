@@ -23,6 +23,7 @@ from calm_beam.manifest import (
     confirming_in_words,
     engine_in_words,
     flaws_in_words,
+    least_units,
     measured_speeds,
     more_may_do_in_words,
     near_ties_in_words,
@@ -140,8 +141,8 @@ def _ways_to_go_on(manifest: Manifest) -> Iterator[str]:
     first = max(step.threshold for step in tested)
     safer = [threshold for threshold in _SAFER if threshold > first]
     ways = []
-    too_few = too_few_in_words(entries, manifest.data.units, manifest.pareto)
-    if too_few or any(step.risk < entry.delta for entry in entries for step in _steps_of_grid(entry, manifest)):
+    is_short = any(least_units(entry, manifest.pareto) > manifest.data.units for entry in entries)
+    if is_short or any(step.risk < entry.delta for entry in entries for step in _steps_of_grid(entry, manifest)):
         ways.append("more examples")
     if safer:
         grid = ",".join(f"{threshold:g}" for threshold in (*safer[-2:], first))

@@ -20,7 +20,8 @@ from calm_beam.model.native import library
 
 from . import sweep
 
-_ENTRY = "from calm_beam.launch.cli import entry_point; entry_point()"
+ENTRY = "from calm_beam.launch.cli import entry_point; entry_point()"
+"""The code that runs the command line, given its words."""
 _DECODING = ("--thresholds=0.9,0.5,0.2,0", "--max_decode_length=24", "--batch_size=4", "--num_shards=4")
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.1,0.3")
 _SERVED = ("--consistency=textual", "--delta=0.3")
@@ -62,6 +63,7 @@ class Checks:
 
     Attributes:
       commands: Their names, in an order in which each finds its inputs.
+      rows: The file of the examples.
     """
 
     commands = ("calibrate", "calibrate --sequential", "generate", "decode", "certify")
@@ -70,7 +72,8 @@ class Checks:
         """Writes the data: demo examples, and if there are not enough, numbered copies of them."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "rows.jsonl", "w", encoding="utf-8") as file:
+        self.rows = folder / "rows.jsonl"
+        with open(self.rows, "w", encoding="utf-8") as file:
             file.writelines(itertools.islice(_rows(), examples))
         # Named, since other runners have another default engine, whose numbers cannot be compared with these.
         self._engine = "native" if library.is_available() else "xla"
@@ -87,21 +90,18 @@ class Checks:
 
     def start(self, command: str, output: pathlib.Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a command; its log is next to its output."""
-        output.mkdir(parents=True, exist_ok=True)
-        with open(output.parent / f"{output.name}.log", "ab") as log:
-            words = [sys.executable, *self._words(command, output), *flags]
-            return subprocess.Popen(words, stdout=log, stderr=log, env=dict(os.environ))
+        return started((*self._words(command, output), *flags), output)
 
     def output(self, command: str, *, runner: str) -> pathlib.Path:
         """Returns the folder that a command writes to on a runner."""
         return self._folder / runner.replace(" ", "-") / command.replace(" --", "-")
 
     def _words(self, command: str, output: pathlib.Path) -> list[str]:
-        model, rows = f"--checkpoint={embedded.MODEL}", self._folder / "rows.jsonl"
+        model, rows = f"--checkpoint={embedded.MODEL}", self.rows
         if command == "certify":
             # The command has no pipeline, but the sweep that it certifies has.
             return ["-m", sweep.__name__, str(rows), str(output)]
-        words = ["-c", _ENTRY, command.split()[0]]
+        words = ["-c", ENTRY, command.split()[0]]
         if command == "generate":
             manifest = self.output("calibrate", runner="one process")
             prompts = (f"--manifest={manifest}", model, f"--input={rows}", f"--output={output}/")
@@ -111,6 +111,13 @@ class Checks:
             return [*words, *data, f"--output={output}/rows.jsonl"]
         rounds = ("--sequential", "--round_examples=8", "--stop_at_threshold=0.9")
         return [*words, *data, f"--output={output}", *_ASKED, *(rounds if command != "calibrate" else ())]
+
+
+def started(words: Sequence[str], output: pathlib.Path) -> subprocess.Popen[bytes]:
+    """Returns a new process of this Python with these arguments; its log is next to its output folder."""
+    output.mkdir(parents=True, exist_ok=True)
+    with open(output.parent / f"{output.name}.log", "ab") as log:
+        return subprocess.Popen([sys.executable, *words], stdout=log, stderr=log, env=dict(os.environ))
 
 
 def _rows() -> Iterator[str]:

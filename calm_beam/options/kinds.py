@@ -108,7 +108,8 @@ def _read_numbers(value: str) -> tuple[float, ...]:
     try:
         return tuple(map(written_float, parts))
     except ValueError as error:
-        raise ValueRefusedError(f"expected numbers separated by commas, got {value!r}") from error
+        hint = ". For 5 % pass 0.05" if "%" in value else ""
+        raise ValueRefusedError(f"expected numbers separated by commas, got {value!r}{hint}") from error
 
 
 def _read_share(value: str) -> float:

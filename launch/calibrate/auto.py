@@ -341,6 +341,6 @@ def _in_words(cost: CostRecord) -> str:
     ]
     together = "one prompt at a time" if cost.batch == 1 else f"{cost.batch} prompts at a time"
     return (
-        f"exits=auto: {together}, a token takes {1e6 * cost.output:.0f} microseconds here, each layer "
-        f"{1e6 * cost.layer:.0f}, {', '.join(tests)}"
+        f"exits=auto: {together}, a token takes {1e6 * cost.output:.0f} microseconds here without its "
+        f"layers, each layer {1e6 * cost.layer:.0f}, {', '.join(tests)}"
     )

@@ -38,6 +38,7 @@ from calm_beam.manifest import (
     Manifest,
     Plan,
     answered_before,
+    least_units,
     plans_in_words,
     read_manifest,
 )
@@ -335,6 +336,8 @@ _OWN_PROMPT = "Your prompt"
 def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT) -> Iterator[str]:
     """Yields commands that show the promises of a manifest, and answer a prompt if something was proved and holds.
 
+    If nothing was, the second command says how many examples would do, unless no number would.
+
     Args:
       manifest: The result.
       output: Directory that holds it.
@@ -346,6 +349,27 @@ def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT)
         flags = {"manifest": output, **_naming(entry, manifest), "prompt": prompt}
         words = (f"--{name}={shlex.quote(str(value))}" for name, value in flags.items())
         yield f"calm-beam generate {' '.join(words)} --show_layers"
+    elif entry is None:
+        yield from _forecast(manifest)
+
+
+def _forecast(manifest: Manifest) -> Iterator[str]:
+    """Yields the command that says how many examples would prove the promise nearest to it, if more examples may."""
+    hopeful: list[tuple[float, float, Calibration]] = []
+    for entry in manifest.calibrations:
+        risk = entry.path[0].risk
+        if least_units(entry, manifest.pareto) > manifest.data.units:
+            # Of so few examples a mean says little.
+            hopeful.append((entry.delta, 0.0, entry))
+        elif risk < entry.delta:
+            # Of signed losses a mean may be negative, for which there is no power to compute without losses.
+            hopeful.append((entry.delta - risk, max(0.0, risk), entry))
+    if hopeful:
+        _, guess, entry = max(hopeful, key=lambda each: each[0])
+        yield (
+            f"calm-beam plan --delta={entry.delta:g} --epsilon={manifest.level_of(entry):.4g} "
+            f"--risk_guess={guess:.4g} --p_value={entry.p_value}"
+        )
 
 
 def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:

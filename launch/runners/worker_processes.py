@@ -58,6 +58,8 @@ from .loopback import HOST, listen_on_loopback, require_loopback
 
 SPEAKS = "CALM_BEAM_SPEAKS"
 """Set in the environment of the one worker that says what has happened."""
+RUNNER = "CALM_BEAM_RUNNER"
+"""The variable that names the process id of the runner to its workers."""
 
 # Connections of a process that is killed close shortly before its children have another parent. Workers that are well
 # hardly say anything, so that each line may wait.
@@ -74,7 +76,8 @@ class _UntilOrphaned:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._parent = os.getppid()
+        # Not the parent that this process has by now: the runner may have been killed while modules were imported.
+        self._parent = int(os.environ[RUNNER])
         self._turn = threading.Lock()
 
     def write(self, text: str) -> int:
@@ -95,7 +98,7 @@ class _UntilOrphaned:
 
 
 def end_with_the_runner() -> None:
-    """Has this process end once its parent is gone; to be called early."""
+    """Has this process end once the runner that started it is gone; to be called early."""
     stream = _UntilOrphaned(sys.stderr)
     sys.stderr = stream
 
@@ -313,6 +316,7 @@ class _WorkerProcess(GrpcWorkerHandler):
         self._logging_server.start()
         environment = {
             **os.environ,
+            RUNNER: str(os.getpid()),
             "WORKER_ID": self.worker_id,
             "CONTROL_API_SERVICE_DESCRIPTOR": _descriptor(self.control_address),
             "LOGGING_API_SERVICE_DESCRIPTOR": _descriptor(f"{HOST}:{self._logging_port}"),

@@ -21,7 +21,7 @@ SCORING = "scoring"
 _READING, _LOADING, _COMPILING = "reading", "loading the model", "compiling"
 _DECODING = "decoding"
 _PREDICTING = "computing what every layer predicts"
-_TIMING = "measuring speed"
+_TIMING = "compiling and measuring speed"
 _BEFORE_THE_FIRST = (_LOADING, _COMPILING)
 # Without a count of what is done, seconds tell that something is.
 _TIMED = (_READING, *_BEFORE_THE_FIRST, _PREDICTING, _TIMING, SCORING)

@@ -74,9 +74,10 @@ def print_summary(
       verbose: Whether the mean loss at every threshold is shown too, and how was tested.
     """
     console = PlainConsole()
-    for line in (headline(manifest, operations), *speed_lines(manifest)):
-        console.print(line)
+    console.print(headline(manifest, operations))
     console.print(f"Manifest: {joined(output, MANIFEST)}", soft_wrap=True)
+    for line in speed_lines(manifest):
+        console.print(line)
     if verbose:
         for table in _all_trade_offs(manifest, output):
             console.print(table)
@@ -118,8 +119,27 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
     return (
         f"{len(kept)} of {promises} proved, {how} {probability}. At their thresholds a token runs "
         f"{_from_to(f'{least:.2f}', f'{most:.2f}')} of {depth} layers on average: "
-        f"{_from_to(f'{1 - most / depth:.0%}', f'{1 - least / depth:.0%}')} fewer."
+        f"{_from_to(f'{1 - most / depth:.0%}', f'{1 - least / depth:.0%}')} fewer.{_speeds_in_words(manifest)}"
     )
+
+
+def _speeds_in_words(manifest: Manifest) -> str:
+    """Returns a sentence on the range of measured speeds; empty if nothing was measured."""
+    factors: dict[int, list[float]] = {}
+    for speed in manifest.speeds or ():
+        factors.setdefault(speed.batch, []).append(speed.factor)
+    if not factors:
+        return ""
+    (first, among), *others = factors.items()
+    more = [f"{_range_of(these)} {together_in_batch(batch)}" for batch, these in others]
+    return (
+        f" On the machine that calibrated, {_range_of(among)} times as fast as the full model "
+        f"{', '.join([together_in_batch(first), *more])}."
+    )
+
+
+def _range_of(factors: Sequence[float]) -> str:
+    return _from_to(f"{min(factors):.2f}", f"{max(factors):.2f}")
 
 
 def _from_to(low: str, high: str) -> str:
@@ -137,12 +157,15 @@ def _ways_to_go_on(manifest: Manifest) -> Iterator[str]:
     ]
     if not entries:
         return
+    are_short = [least_units(entry, manifest.pareto) > manifest.data.units for entry in entries]
+    if all(are_short):
+        # Nothing else can help, and how many are needed is said elsewhere.
+        return
     tested = [step for entry in entries for step in _steps_of_grid(entry, manifest)]
     first = max(step.threshold for step in tested)
     safer = [threshold for threshold in _SAFER if threshold > first]
     ways = []
-    is_short = any(least_units(entry, manifest.pareto) > manifest.data.units for entry in entries)
-    if is_short or any(step.risk < entry.delta for entry in entries for step in _steps_of_grid(entry, manifest)):
+    if any(are_short) or any(step.risk < entry.delta for entry in entries for step in _steps_of_grid(entry, manifest)):
         ways.append("more examples")
     if safer:
         grid = ",".join(f"{threshold:g}" for threshold in (*safer[-2:], first))
@@ -292,11 +315,9 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
     """
     entries = manifest.calibrations
     has_variants = any(entry.procedure in OF_VARIANTS for entry in entries)
-    has_groups = manifest.data.groups is not None
-    metrics = dict.fromkeys(entry.metric for entry in entries)
-    epsilons = dict.fromkeys(map(manifest.stated_error_of, entries))
+    naming = _Naming(manifest)
     what = "Cheapest variant and threshold" if has_variants else "Lowest threshold"
-    sure = f"{100 * (1 - next(iter(epsilons))):.6g} %" if len(epsilons) == 1 else "1 - epsilon"
+    sure = "1 - epsilon" if naming.has_epsilons else f"{100 * (1 - manifest.stated_error_of(entries[0])):.6g} %"
     table = PlainTable(f"{what} with expected loss <= delta (probability {sure})", caption_justify="left")
     # A line for each entry has to fit into 80 columns.
     table.collapse_padding = True
@@ -304,10 +325,8 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
     levels = [manifest.level_of(entry) for entry in entries]
     notes = list(_level_notes(manifest, levels))
     table.caption = " ".join([*_captions(manifest, counts_operations=counts), *notes])
-    name = "consis-\ntency" if len(metrics) == 1 else "consistency\nmetric"
-    table.add_column(f"group\n{name}" if has_groups else name, overflow="fold")
+    naming.add_columns(table)
     for name in (
-        "delta" if len(epsilons) == 1 else "delta\nepsilon",
         "threshold",
         f"layers\nof {manifest.model.layers}",
         "layers\nsaved",
@@ -319,12 +338,9 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
         is_words = name == "threshold" or (has_variants and name.startswith("first"))
         table.add_column(name, justify="right", no_wrap=not is_words, overflow="fold" if is_words else "ellipsis")
     for entry, share, level in itertools.zip_longest(entries, operations, levels):
-        whose = ("all prompts\n" if entry.group is None else group_line(entry)) if has_groups else ""
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(
-            f"{whose}{entry.objective.consistency_in_words()}"
-            f"{'' if len(metrics) == 1 else f'{chr(10)}{printable_line(entry.metric)}'}",
-            f"{entry.delta:g}{'' if len(epsilons) == 1 else f'{chr(10)}{manifest.error_of(entry):g}'}",
+            *naming.cells(entry),
             _chosen(entry),
             f"{entry.layers:.2f}",
             f"{saved:.0%}",
@@ -333,6 +349,34 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
             _end_of_test(entry, level=level if notes and len(set(levels)) > 1 else None),
         )
     return table
+
+
+class _Naming:
+    """The columns that tell the promises of a manifest apart; a metric or an epsilon that all share has none.
+
+    Attributes:
+      has_epsilons: Whether the promises have several epsilons.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Looks for what the promises share."""
+        self._manifest = manifest
+        self._has_groups = manifest.data.groups is not None
+        self._has_metrics = len({entry.metric for entry in manifest.calibrations}) > 1
+        self.has_epsilons = len(set(map(manifest.stated_error_of, manifest.calibrations))) > 1
+
+    def add_columns(self, table: Table) -> None:
+        """Adds the columns to a table that has none yet."""
+        name = "consistency\nmetric" if self._has_metrics else "consis-\ntency"
+        table.add_column(f"group\n{name}" if self._has_groups else name, overflow="fold")
+        table.add_column("delta\nepsilon" if self.has_epsilons else "delta", justify="right", no_wrap=True)
+
+    def cells(self, entry: Calibration) -> tuple[str, str]:
+        """Returns the cells of a promise."""
+        whose = ("all prompts\n" if entry.group is None else group_line(entry)) if self._has_groups else ""
+        metric = f"\n{printable_line(entry.metric)}" if self._has_metrics else ""
+        epsilon = f"\n{self._manifest.error_of(entry):g}" if self.has_epsilons else ""
+        return f"{whose}{entry.objective.consistency_in_words()}{metric}", f"{entry.delta:g}{epsilon}"
 
 
 def _captions(manifest: Manifest, *, counts_operations: bool) -> Iterator[str]:
@@ -428,14 +472,15 @@ def _speed_table(manifest: Manifest, places: Sequence[int]) -> Table:
     """Returns the speeds of the promises at some places, one line each."""
     batches = list(dict.fromkeys(speed.batch for speed in manifest.speeds or ()))
     table = PlainTable("Times as fast as the full model, on the machine that calibrated", caption_justify="left")
-    table.add_column("promise", overflow="fold")
+    naming = _Naming(manifest)
+    naming.add_columns(table)
     table.add_numbers(*(together_in_batch(batch).replace(" ", "\n", 1) for batch in batches))
     table.add_numbers(f"layers\nof {manifest.model.layers}")
     for place in places:
         entry = manifest.calibrations[place]
         factors = {speed.batch: f"{speed.factor:.2f}" for speed in measured_speeds(manifest, place)}
         layers = "never exit" if entry.pays is False else f"{entry.layers:.2f}"
-        table.add_row(printable_line(entry.promise_in_words()), *(factors.get(batch, "") for batch in batches), layers)
+        table.add_row(*naming.cells(entry), *(factors.get(batch, "") for batch in batches), layers)
     if any(manifest.calibrations[place].pays is False for place in places):
         table.caption = "Never exit: what was proved was slower. Fine-tuning moves exits down (calm-beam train)."
     return table
@@ -452,7 +497,9 @@ def _end_of_test(entry: Calibration, *, level: float | None) -> str:
     if last.rejected:
         return "end of grid" if last.variant is None else "end of path"
     compared = "" if level is None else f" > {level:.3g}"
-    return f"{last.threshold:g} (p = {last.p_value:.2g}{compared}){variant_lines(last.variant)}"
+    # The variant is next to it already where it is the chosen one.
+    variant = None if last.variant == entry.variant else last.variant
+    return f"{last.threshold:g} (p = {last.p_value:.2g}{compared}){variant_lines(variant)}"
 
 
 _TESTS_PER_TABLE = 4

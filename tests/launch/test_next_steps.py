@@ -9,7 +9,7 @@ import pytest
 from calm_beam.launch.calibrate.command import next_commands
 from calm_beam.launch.cli import main
 from calm_beam.manifest import EarlierPlan
-from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit
+from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit, build_path_entry
 from tests.pipelines import SHORT_FLAGS
 
 
@@ -39,8 +39,23 @@ def test_only_what_tells_entries_apart_is_named() -> None:
 
 
 def test_nothing_is_answered_where_nothing_was_proved() -> None:
-    """If nothing was proved, only the command that shows the manifest is printed."""
-    assert [*next_commands(build_manifest(calibrations=(build_never_exit(),)), "out")] == ["calm-beam inspect out"]
+    """If nothing was proved, the second command says how many examples would do, unless no number would."""
+
+    def printed(*risks: tuple[float, float]) -> list[str]:
+        entries = [
+            build_never_exit(delta=delta, path=(build_path_entry(risk=risk, p_value=0.3, rejected=False),))
+            for delta, risk in risks
+        ]
+        inspect, *others = next_commands(build_manifest(calibrations=tuple(entries)), "out")
+        assert inspect == "calm-beam inspect out"
+        return others
+
+    # 200 examples are enough for delta 0.02, and too few for 0.01.
+    plan = "calm-beam plan --delta={} --epsilon=0.05 --risk_guess={} --p_value=hoeffding_bentkus"
+    assert printed((0.02, 0.015)) == [plan.format(0.02, 0.015)]
+    assert printed((0.02, 0.03), (0.1, 0.09)) == [plan.format(0.1, 0.09)]
+    assert printed((0.01, 0.03)) == [plan.format(0.01, 0)]
+    assert printed((0.02, 0.03)) == []
 
 
 def test_nothing_is_answered_where_results_were_seen_before() -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from calm_beam.launch.runners.worker_processes import SPEAKS
+from calm_beam.launch.runners.worker_processes import RUNNER, SPEAKS
 
 # gRPC's threads fail so once their connection is closed.
 _WORKER = """
@@ -28,20 +28,20 @@ _RUNNER = f"""
 import os, subprocess, sys
 for speaks in ("1", ""):
     worker = subprocess.Popen(
-        [sys.executable, "-c", {_WORKER!r}], env={{**os.environ, {SPEAKS!r}: speaks}}, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", {_WORKER!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={{**os.environ, {SPEAKS!r}: speaks, {RUNNER!r}: str(os.getpid())}},
     )
-    worker.stdout.readline()
+    if "early" not in sys.argv:
+        worker.stdout.readline()
 print("both", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_workers_of_a_killed_runner_leave_one_line() -> None:
-    """Workers of a killed runner print one line about it after their earlier output, and no traceback."""
+def _said_after_a_kill(*words: str) -> list[str]:
+    """Kills a runner with two workers, and returns the lines of their standard error once all have ended."""
     runner = subprocess.Popen(
-        [sys.executable, "-c", _RUNNER],
+        [sys.executable, "-c", _RUNNER, *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -54,6 +54,23 @@ def test_workers_of_a_killed_runner_leave_one_line() -> None:
     # The read ends once all processes that hold the pipe have ended.
     said = runner.communicate(timeout=50)[1].splitlines()
     assert time.monotonic() - start < 50
+    return said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_workers_of_a_killed_runner_leave_one_line() -> None:
+    """Workers of a killed runner print one line about it after their earlier output, and no traceback."""
+    said = _said_after_a_kill()
     assert said[:2] == ["a warning", "a warning"]
     (line,) = said[2:]
     assert line.startswith("calm-beam: the command was killed, and its workers end.")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_workers_end_if_the_runner_was_killed_while_they_started() -> None:
+    """Workers whose runner is gone before they have imported their modules end as others do."""
+    said = _said_after_a_kill("early")
+    assert [line for line in said if line != "a warning"] == [
+        "calm-beam: the command was killed, and its workers end. What is finished is kept: --resume goes on with it, "
+        "where the command has that."
+    ]

@@ -97,7 +97,7 @@ def test_no_bar_tells_what_nobody_knows(
     assert "?" not in shown
     assert "-:--:--" not in shown
     assert re.findall(r"\d+/\d+ outputs", shown) == ([last] if last else [])
-    assert shown.startswith({"": "scoring", "6": "scoring", "1": "measuring speed"}[last[:1]])
+    assert shown.startswith({"": "scoring", "6": "scoring", "1": "compiling and measuring speed"}[last[:1]])
 
 
 def test_prompts_to_time_are_counted_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,7 @@ def test_prompts_to_time_are_counted_once(monkeypatch: pytest.MonkeyPatch, capsy
         told(2, 6)
         told(1, 8)
         threading.Event().wait(0.3)
-    assert "measuring speed for 0 s: 3 of 8 prompts\n" in capsys.readouterr().err
+    assert "compiling and measuring speed for 0 s: 3 of 8 prompts\n" in capsys.readouterr().err
 
 
 def test_counts_are_summed(tmp_path: pathlib.Path) -> None:
@@ -138,8 +138,8 @@ def test_work_that_is_done_twice_counts_once(tmp_path: pathlib.Path) -> None:
         ({"read": 8, "stored": 8}, "scoring"),
         ({"read": 8, "loading": 1, "compiling": 1, "decoded": 8}, "scoring"),
         ({"read": 8, "compiling": 1, "decoded": 8, "predicting": 1}, "computing what every layer predicts"),
-        ({"read": 8, "decoded": 8, "predicting": 1, "to_time": 6}, "measuring speed"),
-        ({"to_time": 6, "timed": 1}, "measuring speed"),
+        ({"read": 8, "decoded": 8, "predicting": 1, "to_time": 6}, "compiling and measuring speed"),
+        ({"to_time": 6, "timed": 1}, "compiling and measuring speed"),
     ],
 )
 def test_what_a_run_is_doing(counts: dict[str, int], phase: str) -> None:

@@ -159,7 +159,7 @@ def _ways_to_go_on(manifest: Manifest) -> Iterator[str]:
         return
     are_short = [least_units(entry, manifest.pareto) > manifest.data.units for entry in entries]
     if all(are_short):
-        # Nothing else can help, and how many are needed is said elsewhere.
+        # Nothing else can help, and another line names how many are needed.
         return
     tested = [step for entry in entries for step in _steps_of_grid(entry, manifest)]
     first = max(step.threshold for step in tested)

@@ -45,13 +45,18 @@ function drawGrid(plot, ticks, y, format) {
   }
 }
 
+// The largest risk that is drawn near delta, where the decision falls: risks at low thresholds are often many times as
+// large. The safest threshold is always drawn, also where it lost more.
+function mostNearDelta(entry, risks) {
+  return Math.max(entry.delta * 3, risks.length > 1 ? risks[1] * 1.05 : 0);
+}
+
 function drawRisk(figure, entry, lane, isWhole) {
   const { risks } = data.objectives[entry.objective];
   const lanes = risks.length;
   const lowest = Math.min(0, ...risks);
   const highest = Math.max(...risks, entry.delta * 1.1);
-  // Near delta, where the decision falls; risks at low thresholds are often many times as large.
-  const top = isWhole ? highest * 1.05 : Math.min(highest * 1.05, entry.delta * 3);
+  const top = isWhole ? highest * 1.05 : Math.min(highest * 1.05, mostNearDelta(entry, risks));
   const bottom = isWhole ? lowest * 1.05 : Math.max(lowest * 1.05, Math.min(-entry.delta, risks[entry.chosen] * 1.2));
   const ticks = ticksOf(bottom, top, 5);
   const tickName = (tick) => minus(short(tick));
@@ -272,7 +277,7 @@ function drawExchange(entry, layers) {
   const { risks } = data.objectives[entry.objective];
   const [width, height] = [380, 230];
   const plot = { left: 34, right: width - 14, top: 22, bottom: height - 44 };
-  const most = Math.max(entry.delta * 1.1, Math.min(Math.max(...risks) * 1.05, entry.delta * 3));
+  const most = Math.max(entry.delta * 1.1, Math.min(Math.max(...risks) * 1.05, mostNearDelta(entry, risks)));
   const least = Math.max(Math.min(0, ...risks), -entry.delta);
   const x = linear([least, most], [plot.left, plot.right]);
   const y = linear([0, data.numLayers * 1.04], [plot.bottom, plot.top]);

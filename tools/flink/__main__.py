@@ -15,12 +15,11 @@ import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 
-from .checks import Checks, Outcome
+from .checks import PROCESSES, Checks, Outcome
 from .cluster import running_cluster
 from .files import EngineError, Engines
 from .spark import running_spark
 
-_PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 _RUNNERS = ("one process", "two processes", "flink", "spark", "prism")
 
 
@@ -65,7 +64,7 @@ def _flags_of(runner: str) -> Iterator[tuple[str, ...]]:
         engines.fetch_prism()
         yield "--runner=PrismRunner", f"--prism_location={engines.prism}"
     else:
-        yield _PROCESSES if runner == "two processes" else ()
+        yield PROCESSES if runner == "two processes" else ()
 
 
 if __name__ == "__main__":

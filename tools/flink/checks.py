@@ -22,6 +22,8 @@ from . import sweep
 
 ENTRY = "from calm_beam.launch.cli import entry_point; entry_point()"
 """The code that runs the command line, given its words."""
+PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+"""The flags of two worker processes on this machine."""
 _DECODING = ("--thresholds=0.9,0.5,0.2,0", "--max_decode_length=24", "--batch_size=4", "--num_shards=4")
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.1,0.3")
 _SERVED = ("--consistency=textual", "--delta=0.3")

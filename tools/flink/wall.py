@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from calm_beam.inputs.demo import embedded
 
-from .checks import ENTRY, Checks, Outcome, differing_files, started
+from .checks import ENTRY, PROCESSES, Checks, Outcome, differing_files, started
 from .cluster import running_cluster
 from .files import EngineError, Engines
 
@@ -25,7 +25,6 @@ _FLAGS = (
     *("--engine=native", "--confidence=softmax", "--consistency=textual", "--metric=rouge_l_unicode"),
     *("--delta=0.05", "--num_shards=16"),
 )
-_PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes = []
     try:
         with running_cluster(Engines.here()) as cluster:
-            for runner, own in {"one process": (), "two processes": _PROCESSES, "flink": cluster.flags}.items():
+            for runner, own in {"one process": (), "two processes": PROCESSES, "flink": cluster.flags}.items():
                 output = folder / runner.replace(" ", "-")
                 began = time.monotonic()
                 status = started((*words, *own, f"--output={output}"), output).wait()

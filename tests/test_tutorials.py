@@ -126,7 +126,7 @@ def _is_of_the_risk_table(page: str, output: pathlib.Path, *, printed: str) -> N
     assert "\n".join(lines[start:rule]) in page
     (shown,) = re.findall(
         r"^ (textual) +([\d.]+) +([\d.]+) +([\d.]+) +\d+% +([\d.]+) +[\d.]+ \(p = [\d.]+\)\n"
-        r" +(\w+) +\w+\n +from layer (\d) .*\n +in steps of (\d) ",
+        r" +(\w+) *\n +from layer (\d) *\n +in steps of (\d) *$",
         page,
         re.MULTILINE,
     )

@@ -86,6 +86,7 @@ from ._sentences import confirmation_in_words as confirmation_in_words
 from ._sentences import confirming_in_words as confirming_in_words
 from ._sentences import engine_in_words as engine_in_words
 from ._sentences import flaws_in_words as flaws_in_words
+from ._sentences import has_too_few as has_too_few
 from ._sentences import least_units as least_units
 from ._sentences import measured_speeds as measured_speeds
 from ._sentences import more_may_do_in_words as more_may_do_in_words
@@ -93,6 +94,7 @@ from ._sentences import near_ties_in_words as near_ties_in_words
 from ._sentences import not_proved_in_words as not_proved_in_words
 from ._sentences import ordinal as ordinal
 from ._sentences import p_value_beside as p_value_beside
+from ._sentences import plan_command as plan_command
 from ._sentences import plans_in_words as plans_in_words
 from ._sentences import repeats_in_words as repeats_in_words
 from ._sentences import rounds_in_words as rounds_in_words

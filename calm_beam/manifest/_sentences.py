@@ -255,15 +255,27 @@ def more_may_do_in_words(entry: SettingCalibration, manifest: SettingManifest) -
             f"{loss} not below delta {entry.delta:g}. "
             "Begin with a safer setting, or ask for a larger delta, on fresh examples."
         )
-    # Of signed losses a mean may be negative, for which there is no power to compute without losses.
-    guess = f"{max(0.0, last.risk):.4g}"
     of = "example" if manifest.data.clusters is None else "cluster"
     return (
         f"{loss} below delta {entry.delta:g}, but "
         f"p = {p_value_beside(last.p_value, entry.path_level)} exceeds {entry.path_level:.4g}. More {of}s may "
         "prove it, if all of them are fresh. This says how many are likely to do:\n"
-        f"  calm-beam plan --delta={entry.delta:g} --epsilon={entry.path_level:.4g} --risk_guess={guess} "
-        f"--p_value={entry.p_value}"
+        f"  {plan_command(entry, risk=last.risk, level=entry.path_level)}"
+    )
+
+
+def plan_command(test: AskedTest, *, risk: float, level: float) -> str:
+    """Returns the command that says how many examples are likely to prove a promise.
+
+    Args:
+      test: The promise.
+      risk: The guess of its risk.
+      level: What p-values are compared with.
+    """
+    # Of signed losses a mean may be negative, for which there is no power to compute without losses.
+    guess = max(0.0, risk)
+    return (
+        f"calm-beam plan --delta={test.delta:g} --epsilon={level:.4g} --risk_guess={guess:.4g} --p_value={test.p_value}"
     )
 
 
@@ -298,6 +310,11 @@ def least_units(test: AskedTest, pareto: ParetoPlan | None = None) -> int:
     return test.least_units(level=test.epsilon) if pareto is None else pareto.least_units(test)
 
 
+def has_too_few(test: AskedTest, units: int, pareto: ParetoPlan | None = None) -> bool:
+    """Returns whether so many units cannot prove a promise, even if none of them loses anything."""
+    return least_units(test, pareto) > units
+
+
 def too_few_in_words(tests: Sequence[AskedTest], units: int, pareto: ParetoPlan | None = None) -> str:
     """Returns a sentence on the promises that so few units cannot prove; empty if there are enough for each.
 
@@ -306,7 +323,7 @@ def too_few_in_words(tests: Sequence[AskedTest], units: int, pareto: ParetoPlan 
       units: Number of examples, or of clusters if these are the independent units.
       pareto: How several variants are tested, if there are some.
     """
-    wanting = [test for test in tests if least_units(test, pareto) > units]
+    wanting = [test for test in tests if has_too_few(test, units, pareto)]
     if not wanting:
         return ""
     hardest = max(wanting, key=lambda test: least_units(test, pareto))

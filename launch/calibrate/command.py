@@ -38,7 +38,8 @@ from calm_beam.manifest import (
     Manifest,
     Plan,
     answered_before,
-    least_units,
+    has_too_few,
+    plan_command,
     plans_in_words,
     read_manifest,
 )
@@ -355,21 +356,17 @@ def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT)
 
 def _forecast(manifest: Manifest) -> Iterator[str]:
     """Yields the command that says how many examples would prove the promise nearest to it, if more examples may."""
-    hopeful: list[tuple[float, float, Calibration]] = []
+    hopeful: list[tuple[Calibration, float]] = []
     for entry in manifest.calibrations:
         risk = entry.path[0].risk
-        if least_units(entry, manifest.pareto) > manifest.data.units:
+        if has_too_few(entry, manifest.data.units, manifest.pareto):
             # Of so few examples a mean says little.
-            hopeful.append((entry.delta, 0.0, entry))
-        elif risk < entry.delta:
-            # Of signed losses a mean may be negative, for which there is no power to compute without losses.
-            hopeful.append((entry.delta - risk, max(0.0, risk), entry))
+            risk = 0.0
+        if risk < entry.delta:
+            hopeful.append((entry, risk))
     if hopeful:
-        _, guess, entry = max(hopeful, key=lambda each: each[0])
-        yield (
-            f"calm-beam plan --delta={entry.delta:g} --epsilon={manifest.level_of(entry):.4g} "
-            f"--risk_guess={guess:.4g} --p_value={entry.p_value}"
-        )
+        entry, risk = max(hopeful, key=lambda each: each[0].delta - each[1])
+        yield plan_command(entry, risk=risk, level=manifest.level_of(entry))
 
 
 def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:

@@ -15,16 +15,16 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.errors import UsageError
 from calm_beam.inputs.preview import count_examples
 from calm_beam.launch.certify.request import CertifyRequest, Guarantees, Output, Tests, WhichScores
-from calm_beam.launch.certify.run import run_certification
-from calm_beam.launch.certify.sources import checked_metric
 from calm_beam.launch.flags.requests import calling
 from calm_beam.launch.flags.shared_options import find_files
 from calm_beam.launch.runners import Workers, run_pipeline
+from calm_beam.launch.runners.dataflow import paths_by_flag
 from calm_beam.manifest import Manifest, SettingManifest
 from calm_beam.options import again, switch
 from calm_beam.options.groups import DataSource, Failures, Spread, Telling
 from calm_beam.options.option import shared
 from calm_beam.outputs.hosted_decoder import Setting, SettingDecoder
+from calm_beam.outputs.sharding import default_shards
 from calm_beam.transforms import ReadExamples, SweepWith
 from calm_beam.transforms.metrics import NOWHERE, ProgressLog
 
@@ -63,7 +63,6 @@ class DecoderCall(DataSource, Failures, Guarantees, Tests, Output, Telling):
             raise UsageError("--data is missing: files with the examples, or --seqio_task.")
         # Errors in these are reported before anything is decoded.
         _ = self.certification, self.sweep(NOWHERE)
-        checked_metric(self.metric)
 
     @functools.cached_property
     def certification(self) -> CertifyRequest:
@@ -91,7 +90,13 @@ def calibrate_decoder(request: DecoderCall) -> SettingManifest:
       UsageError: If anything in the request is wrong; nothing has been decoded.
       PipelineError: If the decoder fails; finished shards are kept, and `resume=True` continues from them.
     """
+    # Imported here, since calibrating a model does not need them.
+    from calm_beam.launch.certify.run import run_certification
+    from calm_beam.launch.certify.sources import scoring_metric
+
     assert request.patterns is not None, "checked when the request was made"
+    # Its errors, too, come before anything is decoded.
+    scoring_metric(request.metric)
     options = request.options if request.options is not None else PipelineOptions([])
     reading = request.reading(
         cluster_key=request.cluster_key,
@@ -102,11 +107,8 @@ def calibrate_decoder(request: DecoderCall) -> SettingManifest:
     workers = Workers.prepared(
         options,
         accelerator=None,
-        paths=[
-            ("--data", None if request.data is None else request.patterns[0]),
-            ("--output", os.fspath(request.output)),
-        ],
-        num_shards=lambda: request.num_shards or 1,
+        paths=paths_by_flag({"data": request.patterns, "output": os.fspath(request.output)}),
+        num_shards=lambda: request.num_shards or default_shards(data),
     )
     workers.refuse_template(command="calibrate(decoder=)")
     warn_of_too_few(request.certification.tests(), functools.partial(count_examples, data))

@@ -12,6 +12,7 @@ from calm_beam.inputs.losses.tables import LossRow, RowReading, read_rows, table
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import Objective
+from calm_beam.metrics import Metric
 from calm_beam.metrics.registry import DEFAULT_METRIC, get_metric, is_bleurt
 from calm_beam.options import listed
 
@@ -112,7 +113,8 @@ def read_outputs(
     """
     assert source.outputs is not None, "the outputs are named"
     swept = SweptSettings.read(os.fspath(source.outputs))
-    job, name = swept.job, checked_metric(metric)
+    job = swept.job
+    name, scores = scoring_metric(metric)
     if group_key is not None and group_key != job.group_key:
         raise UsageError(
             f"--group_key={group_key}: the examples were read with group_key={job.group_key!r}. Sweep again with that "
@@ -124,9 +126,7 @@ def read_outputs(
             "what was drawn independently. Pass the same."
         )
     objective = Objective(consistency, name, loss="dissimilarity" if loss == "given" else loss)
-    table = swept.table(
-        objective, get_metric(name), has_groups=group_key is not None, has_clusters=cluster_key is not None
-    )
+    table = swept.table(objective, scores, has_groups=group_key is not None, has_clusters=cluster_key is not None)
     return Source(
         sweep=table,
         loss=loss,
@@ -141,8 +141,8 @@ def read_outputs(
     )
 
 
-def checked_metric(metric: str | None) -> str:
-    """Returns the name of the metric that scores outputs, given the requested one; None for the default.
+def scoring_metric(metric: str | None) -> tuple[str, Metric]:
+    """Returns the metric that scores outputs, with its name, given the requested name; None for the default.
 
     Raises:
       UsageError: If it needs a checkpoint.
@@ -154,8 +154,7 @@ def checked_metric(metric: str | None) -> str:
             f"--metric={name}: needs a checkpoint, which is not asked for here. Take another metric, or write "
             "module:function for one that loads it."
         )
-    get_metric(name)
-    return name
+    return name, get_metric(name)
 
 
 def read_scores(

@@ -23,7 +23,7 @@ from calm_beam.manifest import (
     confirming_in_words,
     engine_in_words,
     flaws_in_words,
-    least_units,
+    has_too_few,
     measured_speeds,
     more_may_do_in_words,
     near_ties_in_words,
@@ -157,7 +157,7 @@ def _ways_to_go_on(manifest: Manifest) -> Iterator[str]:
     ]
     if not entries:
         return
-    are_short = [least_units(entry, manifest.pareto) > manifest.data.units for entry in entries]
+    are_short = [has_too_few(entry, manifest.data.units, manifest.pareto) for entry in entries]
     if all(are_short):
         # Nothing else can help, and another line names how many are needed.
         return

@@ -82,13 +82,8 @@ class Checks:
 
     def run(self, command: str, *, runner: str, flags: Sequence[str]) -> Outcome:
         """Runs a command; on another runner, compares its files with those of one process."""
-        output = self.output(command, runner=runner)
-        shutil.rmtree(output, ignore_errors=True)
-        began = time.monotonic()
-        status = self.start(command, output, flags).wait()
-        seconds = time.monotonic() - began
-        one = self.output(command, runner="one process")
-        return Outcome(status, seconds, differing_files(one, output) if output != one and not status else None)
+        output, one = self.output(command, runner=runner), self.output(command, runner="one process")
+        return outcome_of((*self._words(command, output), *flags), output, one=one)
 
     def start(self, command: str, output: pathlib.Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
         """Starts a command; its log is next to its output."""
@@ -113,6 +108,21 @@ class Checks:
             return [*words, *data, f"--output={output}/rows.jsonl"]
         rounds = ("--sequential", "--round_examples=8", "--stop_at_threshold=0.9")
         return [*words, *data, f"--output={output}", *_ASKED, *(rounds if command != "calibrate" else ())]
+
+
+def outcome_of(words: Sequence[str], output: pathlib.Path, *, one: pathlib.Path) -> Outcome:
+    """Runs this Python with these arguments, and compares its output folder, which is emptied first, with another.
+
+    Args:
+      words: The arguments.
+      output: The folder that they name.
+      one: The folder of one process; if that is `output`, nothing is compared.
+    """
+    shutil.rmtree(output, ignore_errors=True)
+    began = time.monotonic()
+    status = started(words, output).wait()
+    seconds = time.monotonic() - began
+    return Outcome(status, seconds, differing_files(one, output) if output != one and not status else None)
 
 
 def started(words: Sequence[str], output: pathlib.Path) -> subprocess.Popen[bytes]:

@@ -11,12 +11,11 @@ each runner; the exit status is 1 if files differ.
 import argparse
 import pathlib
 import sys
-import time
 from collections.abc import Sequence
 
 from calm_beam.inputs.demo import embedded
 
-from .checks import ENTRY, PROCESSES, Checks, Outcome, differing_files, started
+from .checks import ENTRY, PROCESSES, Checks, outcome_of
 from .cluster import running_cluster
 from .files import EngineError, Engines
 
@@ -36,17 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(argv)
     folder = pathlib.Path(flags.output).absolute()
     data = flags.data or Checks(folder, examples=_PROMPTS).rows
-    words = ("-c", ENTRY, "calibrate", f"--checkpoint={flags.checkpoint}", f"--data={data}", *_FLAGS, "--overwrite")
+    words = ("-c", ENTRY, "calibrate", f"--checkpoint={flags.checkpoint}", f"--data={data}", *_FLAGS)
     outcomes = []
     try:
         with running_cluster(Engines.here()) as cluster:
             for runner, own in {"one process": (), "two processes": PROCESSES, "flink": cluster.flags}.items():
                 output = folder / runner.replace(" ", "-")
-                began = time.monotonic()
-                status = started((*words, *own, f"--output={output}"), output).wait()
-                seconds = time.monotonic() - began
-                one = folder / "one-process"
-                outcomes.append(Outcome(status, seconds, None if output == one else differing_files(one, output)))
+                asked = (*words, *own, f"--output={output}")
+                outcomes.append(outcome_of(asked, output, one=folder / "one-process"))
                 print(f"{runner}: {outcomes[-1].in_words}", flush=True)
     except EngineError as error:
         print(f"wall: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ import json
 import pathlib
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,14 @@ def test_every_engine_has_known_jars(tmp_path: pathlib.Path, engine: str) -> Non
     assert 0 < len(needed) < len(known)
     missing = Engines(folder=tmp_path).missing(engine)
     assert missing.startswith(f"{len(needed)} jars are not in") or missing == "no Java on the PATH"
+
+
+@pytest.mark.parametrize("run", [running_cluster, running_spark])
+def test_no_cluster_is_started_without_its_jars(run: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+    """What is missing is said before any part is started."""
+    engines = Engines(folder=tmp_path)
+    with pytest.raises(EngineError, match=r"no cluster of (flink|spark): (\d+ jars are not in|no Java)"), run(engines):
+        pytest.fail("a cluster was started")
 
 
 def test_there_are_examples_enough(tmp_path: pathlib.Path) -> None:

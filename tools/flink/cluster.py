@@ -132,7 +132,8 @@ def running_cluster(engines: Engines, *, task_managers: int = 2, tries: int = 4)
     """Gives a running cluster, and stops it when the block ends, also after an error.
 
     Raises:
-      EngineError: If it does not start; its logs are then kept.
+      EngineError: If a jar is missing, or if it does not start; its logs are then kept.
     """
+    engines.require("flink")
     with running(lambda folder: Cluster(engines, folder, task_managers=task_managers, tries=tries)) as cluster:
         yield cluster

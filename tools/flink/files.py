@@ -74,6 +74,16 @@ class Engines:
         absent = [name for name in _known(engine, "beam") if not (self.folder / name).is_file()]
         return f"{len(absent)} jars are not in {self.folder}; `make flink` fetches them" if absent else ""
 
+    def require(self, engine: str) -> None:
+        """Checks that a cluster of `flink` or `spark` can be started here; reads no jar.
+
+        Raises:
+          EngineError: If not; the message says what is missing.
+        """
+        reason = self.missing(engine)
+        if reason:
+            raise EngineError(f"no cluster of {engine}: {reason}")
+
     def fetch(self, engine: str) -> None:
         """Fetches missing jars of `flink` or `spark` and of the job servers, and verifies all of them.
 

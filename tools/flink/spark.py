@@ -84,7 +84,8 @@ def running_spark(engines: Engines, *, tries: int = 4) -> Iterator[SparkCluster]
     """Gives a running cluster of two workers, and stops it when the block ends, also after an error.
 
     Raises:
-      EngineError: If it does not start; its logs are then kept.
+      EngineError: If a jar is missing, or if it does not start; its logs are then kept.
     """
+    engines.require("spark")
     with running(lambda folder: SparkCluster(engines, folder, tries=tries)) as cluster:
         yield cluster

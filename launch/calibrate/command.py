@@ -354,6 +354,14 @@ def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT)
         yield from _forecast(manifest)
 
 
+def leaves_a_choice(manifest: Manifest) -> bool:
+    """Returns whether `next_commands` answers under one of several proved promises, of which none was chosen before."""
+    proved = [entry for entry in manifest.calibrations if entry.threshold is not None]
+    is_joint = manifest.plan is not None and manifest.plan.joint_epsilon is not None
+    is_settled = manifest.served is not None or is_joint
+    return len(proved) > 1 and not is_settled and not answered_before(manifest.earlier_plans)
+
+
 def _forecast(manifest: Manifest) -> Iterator[str]:
     """Yields the command that says how many examples would prove the promise nearest to it, if more examples may."""
     hopeful: list[tuple[Calibration, float]] = []
@@ -421,6 +429,11 @@ def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *,
     # The folder as it was given, which is shorter than its absolute path.
     commands = next_commands(done.manifest, os.fspath(request.output), **prompt)
     tell("\n".join(["Next:", *(f"  {line}" for line in commands)]))
+    if leaves_a_choice(done.manifest):
+        tell(
+            "It answers under one of several promises, as an example. Settle the one that you serve before its losses "
+            "are seen: --serve names it, or --joint lets all of them hold together."
+        )
     if answered_before(done.manifest.earlier_plans):
         tell("Before you serve it, calibrate examples that no plan has seen: other --data, and another --output.")
     # The duration says nothing about a single sweep if there were several, or about an incomplete one.

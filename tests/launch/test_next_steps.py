@@ -6,27 +6,50 @@ import shlex
 
 import pytest
 
-from calm_beam.launch.calibrate.command import next_commands
+from calm_beam.launch.calibrate.command import leaves_a_choice, next_commands
 from calm_beam.launch.cli import main
 from calm_beam.manifest import EarlierPlan
-from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit, build_path_entry
+from tests.calm_beam.manifest.builders import (
+    build_calibration,
+    build_manifest,
+    build_never_exit,
+    build_path_entry,
+    build_plan_record,
+    build_planned_manifest,
+)
 from tests.pipelines import SHORT_FLAGS
 
 
 def test_they_run_as_printed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The printed commands run, for promises that differ in two ways and a folder whose name needs quotes."""
+    """The printed commands run, for promises that differ in two ways and a folder whose name needs quotes.
+
+    They answer under one of four promises, and a line says that this settles nothing.
+    """
     monkeypatch.chdir(tmp_path)
     promises = ("--consistency=textual,risk", "--delta=0.3,0.9", "--metric=rouge_l_unicode")
     assert main(["calibrate", *SHORT_FLAGS, *promises, "--output=my run"]) == 0
     _, _, after = capsys.readouterr().out.partition("Next:\n")
-    commands = [shlex.split(line) for line in after.splitlines()]
+    *printed, note = after.splitlines()
+    assert "one of several promises, as an example" in note
+    assert "--serve names it" in note
+    commands = [shlex.split(line) for line in printed]
     assert [command[:2] for command in commands] == [["calm-beam", "inspect"], ["calm-beam", "generate"]]
     # The folder as it was given, not its absolute path.
     assert commands[0][2] == "my run"
     for _, *command in commands:
         assert main(command) == 0
+
+
+def test_one_of_several_promises_is_an_example() -> None:
+    """A choice is left among several proved promises, unless one was chosen before, all hold together, or none does."""
+    first, second, unproved = build_calibration(), build_calibration(delta=0.2), build_never_exit(delta=0.05)
+    assert leaves_a_choice(build_manifest(calibrations=(first, second)))
+    assert not leaves_a_choice(build_manifest(calibrations=(first, unproved)))
+    for settled, is_left in (({}, True), ({"serve": 1}, False), ({"joint_epsilon": 0.1}, False)):
+        planned = build_planned_manifest(plan=build_plan_record(**settled))
+        assert leaves_a_choice(planned) == is_left
 
 
 def test_only_what_tells_entries_apart_is_named() -> None:

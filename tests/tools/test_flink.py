@@ -69,7 +69,7 @@ def test_every_engine_has_known_jars(tmp_path: pathlib.Path, engine: str) -> Non
 
 @pytest.mark.parametrize("run", [running_cluster, running_spark])
 def test_no_cluster_is_started_without_its_jars(run: Callable[..., Any], tmp_path: pathlib.Path) -> None:
-    """What is missing is said before any part is started."""
+    """A cluster without its jars is refused with their number, before any part of it runs."""
     engines = Engines(folder=tmp_path)
     with pytest.raises(EngineError, match=r"no cluster of (flink|spark): (\d+ jars are not in|no Java)"), run(engines):
         pytest.fail("a cluster was started")

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from .checks import Checks, differing_files
 from .cluster import JOB_MANAGER, running_cluster
 from .files import EngineError, Engines
-from .local_cluster import JOB_SERVER, POOL, LocalCluster
+from .local_cluster import POOL, LocalCluster
 from .spark import MASTER, running_spark
 
 LAUNCHER = "launcher"
@@ -128,9 +128,7 @@ class _Disturbed:
         status = self._run(times)
         while status not in (0, None) and self.resumed <= times:
             # A job that lost its launcher may still run and would disturb the next one.
-            for part in (JOB_SERVER, self._coordinator):
-                self._cluster.kill(part)
-            self._cluster.start(self._coordinator, JOB_SERVER)
+            self._cluster.restart()
             self.resumed += 1
             status = self._run(times, "--resume")
         self.is_finished = status == 0

@@ -86,6 +86,16 @@ class LocalCluster(abc.ABC):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def restart(self) -> None:
+        """Restarts all parts but the pool, so that no earlier job is left, and no member waits for a dead one.
+
+        Raises:
+          EngineError: If one does not answer.
+        """
+        for name in (JOB_SERVER, *self._members, self._coordinator):
+            self.kill(name)
+        self.start(self._coordinator, *self._members, JOB_SERVER)
+
     def answer(self, path: str) -> Any:
         """Returns the coordinator's answer for a path of its HTTP interface.
 

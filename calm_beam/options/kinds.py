@@ -16,6 +16,7 @@ from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.text import function_itself, written_float, written_int
 
 _LARGEST = 2**31 - 1
+_NOT_IN_PER_CENT = ". For 5 % pass 0.05"
 
 
 class ValueRefusedError(CalmBeamError, argparse.ArgumentTypeError, ValueError):
@@ -103,12 +104,24 @@ def _read_paths(value: str) -> tuple[str, ...]:
     return (value,) if os.path.exists(value) else _read_texts(value)
 
 
+def read_number(value: str) -> float:
+    """Returns the number in a text.
+
+    Raises:
+      ValueRefusedError: If it is in per cent; the message says what to pass.
+      ValueError: If it is anything else.
+    """
+    if value.rstrip().endswith("%"):
+        raise ValueRefusedError(f"expected a number, got {value!r:.40}{_NOT_IN_PER_CENT}")
+    return written_float(value)
+
+
 def _read_numbers(value: str) -> tuple[float, ...]:
     parts = _read_texts(value)
     try:
         return tuple(map(written_float, parts))
     except ValueError as error:
-        hint = ". For 5 % pass 0.05" if "%" in value else ""
+        hint = _NOT_IN_PER_CENT if "%" in value else ""
         raise ValueRefusedError(f"expected numbers separated by commas, got {value!r}{hint}") from error
 
 
@@ -254,7 +267,7 @@ paths = Kind(
     is_list=True,
 )
 """Paths, separated by commas on the command line; an existing path with commas in its name is one path."""
-number = Kind(written_float, _take_number, placeholder="X", name="float")
+number = Kind(read_number, _take_number, placeholder="X", name="float")
 """A number."""
 integer = Kind(written_int, _take_integer, placeholder="N", name="int")
 """A whole number, whose range is checked later."""

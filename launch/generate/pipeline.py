@@ -215,6 +215,9 @@ def _tell(
         path = assignment.job.losses_path(assignment.directory, calibration)
         named = f"--manifest={shlex.quote(manifest)} --losses={shlex.quote(path)}"
         say(f"{counted(losses, 'loss', several='losses')} measured:\n  calm-beam monitor {named}")
+    probe = assignment.job.probe
+    if probe is not None and not finished.losses:
+        say(f"--probe_share={probe.share:.3g} drew no prompt whose loss counts: there is no file of losses to monitor.")
     total = finished.total
     if total.failed:
         say(

@@ -12,7 +12,7 @@ from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.shared_options import check_parent
 from calm_beam.options import Options, again, option, options_of
 from calm_beam.options.groups import DELTA, EPSILON, Memory, ModelSource, PrecisionOptions, Spread
-from calm_beam.options.kinds import Kind, ValueRefusedError, number, numbers, texts, whole_number
+from calm_beam.options.kinds import Kind, ValueRefusedError, number, numbers, read_number, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import check_writable, is_folder
 from calm_beam.text import written_float
@@ -52,7 +52,7 @@ def _price(value: Any) -> float:
 def _one_number(text: str) -> float:
     if "," in text:
         raise ValueRefusedError(f"plan takes one number, got {text!r:.40}: plan for one after the other")
-    return written_float(text)
+    return read_number(text)
 
 
 _ONE_NUMBER = dataclasses.replace(number, read=_one_number)

@@ -263,6 +263,16 @@ def test_losses_are_watched(folder: pathlib.Path, tmp_path: pathlib.Path, capsys
     assert f"{len(rows)} losses" in capsys.readouterr().out
 
 
+def test_a_share_that_draws_nobody_is_reported(
+    folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If no prompt was sampled, a line says that there is no file of losses."""
+    output = tmp_path / "answers"
+    assert main(_flags(folder, output, "--probe_share=1e-9")) == 0
+    assert "--probe_share=1e-09 drew no prompt whose loss counts" in capsys.readouterr().err
+    assert not list(output.glob("losses*"))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -193,6 +193,7 @@ def test_a_missing_extra_is_named(
         (["--delta=0.1"], "--risk_guess is missing: expected losses, comma-separated (or --pilot with measured ones)."),
         (["--delta=5", "--risk_guess=0.1"], "--delta must be in (0, 1), got 5. It is a fraction"),
         (["--delta=0.05,0.1", "--risk_guess=0.03"], "argument --delta: plan takes one number, got '0.05,0.1'"),
+        (["--delta=10%", "--risk_guess=0.03"], "argument --delta: expected a number, got '10%'. For 5 % pass 0.05"),
         (["--delta=0.1", "--epsilon=0", "--risk_guess=0.05"], "--epsilon must be in (0, 1), got 0."),
         (["--delta=0.1", "--power=nan", "--risk_guess=0.05"], "--power must be in (0, 1), got nan."),
         (

@@ -305,7 +305,7 @@ def test_several_speeds_are_a_table() -> None:
     assert "Fine-tuning moves exits down" in " ".join(text.split())
     assert headline(several).endswith(
         " On the machine that calibrated, 0.50 to 1.25 times as fast as the full model one prompt at a time, 0.80 in "
-        "batches of 64."
+        "batches of 64; below 1 is slower."
     )
     assert max(map(len, text.splitlines())) <= 80
 

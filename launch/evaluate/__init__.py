@@ -37,14 +37,14 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all experiments, that of `splits` first."""
-    return tuple(with_result(each, logged=True) for each in (splits_parser(), *map(_parser, REQUESTS)))
+    return (with_result(splits_parser(), logged=True), *map(_parser, REQUESTS))
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     name = _experiment_name(argv)
     if name not in REQUESTS:
-        splits, options = parsed_with_beam(SplitsRequest, argv, parser=splits_parser())
+        splits, options = parsed_with_beam(SplitsRequest, argv, parser=with_result(splits_parser(), logged=True))
         # Here, and below, since it loads Beam or JAX, and help does without.
         from .splits.command import evaluate_splits
 
@@ -72,10 +72,11 @@ def _experiment_name(argv: Sequence[str]) -> str:
 def _parser(name: str) -> FlagParser:
     """Returns the parser of an experiment's flags."""
     description = DESCRIPTIONS[name]
-    return request_parser(
+    parser = request_parser(
         "evaluate",
         REQUESTS[name],
         doc=__doc__,
         essentials=_ESSENTIALS,
         description=f"{description[:1].upper()}{description[1:]}.",
     )
+    return with_result(parser, logged=True)

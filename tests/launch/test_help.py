@@ -127,6 +127,14 @@ def test_groups_without_a_flag_are_not_shown(capsys: pytest.CaptureFixture[str])
     assert not re.search(r"^\S.*:\n\n", short, re.MULTILINE)
 
 
+@pytest.mark.parametrize("command", ["calibrate", "evaluate", "plan", "train"])
+def test_what_is_printed_is_the_page_of_the_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command prints the help of its first parser, flags about its result included."""
+    page = _shown("--help-all", [command], capsys)
+    assert page == flag_parsers(command)[0].format_help_all()
+    assert "--json" in _listed(page)
+
+
 def test_h_is_the_short_help(capsys: pytest.CaptureFixture[str]) -> None:
     """`-h` and `--help` are the same."""
     assert _shown("-h", ["decode"], capsys) == _shown("--help", ["decode"], capsys)

@@ -279,6 +279,11 @@ class Plan(SettledPlan[PlannedTest, SequentialPlan]):
                     f"{test.procedure}"
                 )
 
+    @property
+    def leaves_choice_open(self) -> bool:
+        """Whether several promises hold each by itself, and it was not settled which one is served."""
+        return len(self.tests) > 1 and self.serve is None and self.joint_epsilon is None
+
     def upper_part(self, thresholds: int) -> "Plan":
         """Returns the plan with only the first thresholds of the testing order.
 

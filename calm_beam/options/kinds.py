@@ -109,7 +109,7 @@ def read_number(value: str) -> float:
 
     Raises:
       ValueRefusedError: If it is in per cent; the message says what to pass.
-      ValueError: If it is anything else.
+      ValueError: If it is no number.
     """
     if value.rstrip().endswith("%"):
         raise ValueRefusedError(f"expected a number, got {value!r:.40}{_NOT_IN_PER_CENT}")

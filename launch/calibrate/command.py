@@ -151,7 +151,7 @@ def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool, m
         say(default_tests_in_words(plan.tests))
     if words := plans_in_words(earlier):
         say(words)
-    if len(plan.tests) > 1 and plan.serve is None and plan.joint_epsilon is None:
+    if plan.leaves_choice_open:
         how = "name it with --serve, or pass --joint, before they are seen"
         if may_change:
             how = "stop now with Ctrl-C, and run again with --resume and --serve, which names it, or --joint"
@@ -357,9 +357,8 @@ def next_commands(manifest: Manifest, output: str, *, prompt: str = _OWN_PROMPT)
 def leaves_a_choice(manifest: Manifest) -> bool:
     """Returns whether `next_commands` answers under one of several proved promises, of which none was chosen before."""
     proved = [entry for entry in manifest.calibrations if entry.threshold is not None]
-    is_joint = manifest.plan is not None and manifest.plan.joint_epsilon is not None
-    is_settled = manifest.served is not None or is_joint
-    return len(proved) > 1 and not is_settled and not answered_before(manifest.earlier_plans)
+    is_open = manifest.plan is None or manifest.plan.leaves_choice_open
+    return len(proved) > 1 and is_open and not answered_before(manifest.earlier_plans)
 
 
 def _forecast(manifest: Manifest) -> Iterator[str]:

@@ -37,14 +37,14 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all experiments, that of `splits` first."""
-    return (with_result(splits_parser(), logged=True), *map(_parser, REQUESTS))
+    return (splits_parser(), *map(_parser, REQUESTS))
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     name = _experiment_name(argv)
     if name not in REQUESTS:
-        splits, options = parsed_with_beam(SplitsRequest, argv, parser=with_result(splits_parser(), logged=True))
+        splits, options = parsed_with_beam(SplitsRequest, argv, parser=splits_parser())
         # Here, and below, since it loads Beam or JAX, and help does without.
         from .splits.command import evaluate_splits
 

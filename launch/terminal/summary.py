@@ -132,7 +132,7 @@ def _speeds_in_words(manifest: Manifest) -> str:
         return ""
     (first, among), *others = factors.items()
     more = [f"{_range_of(these)} {together_in_batch(batch)}" for batch, these in others]
-    slower = "; below 1 is slower" if any(factor < 1 for these in factors.values() for factor in these) else ""
+    slower = "; below 1 is slower" if min(map(min, factors.values())) < 1 else ""
     return (
         f" On the machine that calibrated, {_range_of(among)} times as fast as the full model "
         f"{', '.join([together_in_batch(first), *more])}{slower}."

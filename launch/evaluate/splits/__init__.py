@@ -20,6 +20,7 @@ splits.html, a page with all of it that opens offline.
 
 from calm_beam.launch.evaluate.request import SplitsRequest
 from calm_beam.launch.flags import FlagParser, request_parser
+from calm_beam.launch.flags.requests import with_result
 
 _ESSENTIALS = (
     "--experiment",
@@ -38,10 +39,11 @@ _ESSENTIALS = (
 
 def splits_parser() -> FlagParser:
     """Returns the parser of all flags, those of sweeps that are made first included."""
-    return request_parser(
+    parser = request_parser(
         "evaluate",
         SplitsRequest,
         doc=__doc__,
         essentials=_ESSENTIALS,
         epilog="With --experiment=NAME, --help lists the flags of that experiment.",
     )
+    return with_result(parser, logged=True)

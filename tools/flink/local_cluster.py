@@ -94,7 +94,9 @@ class LocalCluster(abc.ABC):
         """
         for name in (JOB_SERVER, *self._members, self._coordinator):
             self.kill(name)
-        self.start(self._coordinator, *self._members, JOB_SERVER)
+        # First, since Spark's workers that find no master try again only after several seconds.
+        self.start(self._coordinator)
+        self.start(*self._members, JOB_SERVER)
 
     def answer(self, path: str) -> Any:
         """Returns the coordinator's answer for a path of its HTTP interface.

@@ -113,6 +113,7 @@ class _TensorBoard:
                 self._writer.add_text(path.stem, _markdown(_rows(path)))
 
     def end(self, *, failed: bool) -> None:
+        say(f"{LOG_TO}=tensorboard: {self._writer.logdir}")
         self._writer.add_text("status", "failed" if failed else "finished")
         self._writer.close()
 

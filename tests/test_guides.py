@@ -171,7 +171,7 @@ def test_about_losses_of_others(
     capsys.readouterr()
     run(from_losses)
     printed = capsys.readouterr()
-    shown = "".join(f"{line.rstrip()}\n" for line in (printed.err.splitlines()[:1] + printed.out.splitlines()))
+    shown = "".join(f"{line.rstrip()}\n" for line in printed.out.splitlines())
     assert f"```\n{shown.partition('All calibration entries')[0]}```" in page.read_text(encoding="utf-8")
 
     for name, wrong in (("bf16", 10), ("int8", 12), ("int4", 200)):

@@ -38,7 +38,7 @@ from calm_beam.decoding.settings import recorded_rule
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost
-from calm_beam.manifest import Manifest
+from calm_beam.manifest import Calibration, Manifest
 from calm_beam.model import ModelConfig, architecture_of
 
 
@@ -197,19 +197,25 @@ def operations_cost(sizes: DecoderSizes) -> TokenCost:
 
 
 def share_at_mean(layers: float, sizes: DecoderSizes, *, rule: ExitRule) -> float:
-    """Returns `share_of_work` of tokens that use `layers` layers on average, where every layer may exit.
+    """Returns `share_of_work` of tokens that use `layers` layers on average.
 
     Args:
       layers: From the rule's lowest exit layer to L.
       sizes: Sizes of the model.
-      rule: With an exit interval of 1: each layer more is a test more, so the share depends on the mean alone.
+      rule: With exits at equal distances up to the last layer: each exit layer further is a test more, so the share
+        depends on the mean alone.
     """
-    assert rule.exit_interval == 1, "with distances between exits, the mean does not tell how many tests there are"
+    assert _has_equal_distances(rule, sizes), "the mean does not tell how many tests there are"
     lowest, depth = rule.min_exit_layer, sizes.num_layers
     if lowest >= depth:
         return share_of_work([depth], sizes, rule=rule)
     cheapest, dearest = (share_of_work([layer], sizes, rule=rule) for layer in (lowest, depth))
     return cheapest + (dearest - cheapest) * (layers - lowest) / (depth - lowest)
+
+
+def _has_equal_distances(rule: ExitRule, sizes: DecoderSizes) -> bool:
+    """Returns whether a rule's exit layers are at equal distances up to the last layer."""
+    return (sizes.num_layers - rule.min_exit_layer) % rule.exit_interval == 0
 
 
 def shares_of_operations(manifest: Manifest, sizes: DecoderSizes | None) -> tuple[float | None, ...]:
@@ -220,19 +226,19 @@ def shares_of_operations(manifest: Manifest, sizes: DecoderSizes | None) -> tupl
       sizes: Sizes of the model; None if it was not loaded, so that nothing can be counted.
 
     Returns:
-      Shares, above 1 if tests cost more than exits save. None for an entry that never exits, and for all entries if the
-      number of tests does not follow from the mean layers.
+      Shares, above 1 if tests cost more than exits save. None for an entry that never exits, and for one whose number
+      of tests does not follow from the mean layers.
     """
-    decode = manifest.decode
-    # Variants have several rules; with distances between exits, mean layers do not determine the number of tests.
-    is_counted = decode.exit_interval == 1 and all(entry.variant is None for entry in manifest.calibrations)
-    if sizes is None or not is_counted:
+    if sizes is None:
         return (None,) * len(manifest.calibrations)
-    rule = recorded_rule(decode)
-    return tuple(
-        None if entry.threshold is None else share_at_mean(entry.layers, sizes, rule=rule)
-        for entry in manifest.calibrations
-    )
+    return tuple(_share_of_entry(manifest, entry, sizes) for entry in manifest.calibrations)
+
+
+def _share_of_entry(manifest: Manifest, entry: Calibration, sizes: DecoderSizes) -> float | None:
+    if entry.threshold is None:
+        return None
+    rule = recorded_rule(manifest.decode_of(entry))
+    return share_at_mean(entry.layers, sizes, rule=rule) if _has_equal_distances(rule, sizes) else None
 
 
 def _checked(exit_layers: Sequence[int] | np.ndarray, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:

@@ -5,7 +5,7 @@ Groups about a manifest name the manifest, its entry and its model, and decide h
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from calm_beam.errors import UsageError
@@ -404,6 +404,21 @@ class Tolerances(Options):
     )
 
 
+def check_fractions(**values: Iterable[float]) -> None:
+    """Refuses options that are not in (0, 1).
+
+    Args:
+      **values: The values of each option, by its name.
+
+    Raises:
+      UsageError: If one is not.
+    """
+    for name, given in values.items():
+        for value in given:
+            if not 0 < value < 1:
+                raise UsageError(f"--{name} must be in (0, 1), got {value:g}. It is a fraction: for 5 % pass 0.05.")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failures(Options):
     """The treatment of examples that fail."""
@@ -464,7 +479,8 @@ class Telling(Options):
     SECTION: ClassVar[str | None] = _RUN
 
     verbose: bool = switch(
-        "also report how much memory and work the run took, and show the mean loss at every threshold or setting"
+        "also report the plan's hash, its tests, how much memory and work the run took, and the mean loss at every "
+        "threshold or setting"
     )
 
 

@@ -15,7 +15,6 @@ _MOST_PANELS_IN_A_ROW = 3
 def power_page(
     panels: Mapping[str, Sequence[Curve]],
     *,
-    delta: float,
     target: float,
     meaning: str,
     facts: Sequence[tuple[str, str]],
@@ -23,8 +22,7 @@ def power_page(
     """Returns the page.
 
     Args:
-      panels: Curves by what losses are taken to be.
-      delta: Risk tolerance.
+      panels: Curves by the losses and the tolerance that are asked about.
       target: The power asked for.
       meaning: How the numbers are to be read.
       facts: What was asked for, by name.
@@ -36,7 +34,7 @@ def power_page(
         opening = sentence(
             "To accept a threshold with ",
             first,
-            f" at δ\u00a0=\u00a0{delta:g} with probability {target:.6g}, ",
+            f" with probability {target:.6g}, ",
             best.name,
             " needs ",
             f"{best.needed:,} examples",
@@ -47,7 +45,7 @@ def power_page(
         opening = sentence(
             "A threshold with ",
             first,
-            f" is not accepted at δ\u00a0=\u00a0{delta:g} with probability {target:.6g} by ",
+            f" is not accepted with probability {target:.6g} by ",
             f"{most:,} examples",
             " or fewer.",
             warns=True,

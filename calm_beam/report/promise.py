@@ -19,6 +19,7 @@ from calm_beam.manifest import (
     served_in_words,
     threshold_in_words,
     times_as_fast,
+    together_in_batch,
     too_few_in_words,
     unseen_in_words,
 )
@@ -95,9 +96,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             f" {'runs' if layers == 1 else 'run'} for every token, and nothing is saved.",
         )
     entries = manifest.calibrations
-    measured = next(
-        (each for each in manifest.speeds or () if entry in (entries[place] for place in each.calibrations)), None
-    )
+    measured = [each for each in manifest.speeds or () if entry in (entries[place] for place in each.calibrations)]
     operations: Sentence = (" on average.",)
     if factors is not None:
         operations = (
@@ -105,16 +104,17 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             f"{operations_in_words(factors)} operations",
             f" {'as' if operations_in_words(factors) == _AS_MANY else 'than'} the full model.",
         )
-    elif measured is None:
+    elif not measured:
         operations = (" on average. The operations that this saves were not counted.",)
-    if measured is not None:
-        together = "one prompt at a time" if measured.batch == 1 else f"in batches of {measured.batch}"
+    if measured:
+        first, *others = measured
+        also = "".join(f"; {other.factor:.2f} {together_in_batch(other.batch)}" for other in others)
         *before, last = operations
         operations = (
             *before,
             f"{last} On the machine that calibrated, it was ",
-            times_as_fast(measured.factor),
-            f", {together}.",
+            times_as_fast(first.factor),
+            f", {together_in_batch(first.batch)}{also}.",
         )
     return (
         *whose,

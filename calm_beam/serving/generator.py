@@ -1,14 +1,12 @@
 """The model as it is served: one threshold of a manifest, layers really skipped.
 
-At a Python prompt or in a notebook, a line says what the model is doing: a compiler prints nothing for half a
-minute.
+A log line says what a first prompt waits for: a compiler prints nothing for half a minute or longer.
 """
 
 import contextlib
 import itertools
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Self, Unpack
@@ -53,15 +51,13 @@ from .agreement import (
 from .answer import Answer, OutputError, PromptError, ServedRequest, example_of
 
 _PATIENCE_SECONDS = 2.0
+_LOGGER = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def named_while_waiting(phase: str) -> Iterator[None]:
-    """Prints the reason of a long wait on standard error if that is a terminal; programs get no message."""
-    if not hasattr(sys, "ps1"):
-        yield
-        return
-    timer = threading.Timer(_PATIENCE_SECONDS, print, (phase,), {"file": sys.stderr, "flush": True})
+    """Logs the reason of a long wait, as a warning: it is seen without any configuration of logging."""
+    timer = threading.Timer(_PATIENCE_SECONDS, _LOGGER.warning, ("%s", phase))
     timer.daemon = True
     timer.start()
     try:
@@ -70,7 +66,6 @@ def named_while_waiting(phase: str) -> Iterator[None]:
         timer.cancel()
 
 
-_LOGGER = logging.getLogger(__name__)
 _NOTHING = Declared()
 _COMPILING = (
     "calm-beam: compiling for prompts of this length, once; the next ones do not wait (generator.warm_up() does it for "

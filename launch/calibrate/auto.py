@@ -124,6 +124,8 @@ def made_prompts(sweep: "PreparedSweep", *, count: int) -> list[Sequence[int]]:
 _CANDIDATES = ((0, 2), (500, 3), (1500, MOST_BY_THEMSELVES), (5000, 12))
 # Prompts that are decoded to measure the cost of a token, or this many batches if they are more.
 _PROMPTS, _BATCHES = 16, 2
+# Half a microsecond.
+_LEAST_SECONDS = 5e-7
 
 
 class CannotChooseError(CalmBeamError):
@@ -331,7 +333,7 @@ def _in_words(cost: CostRecord) -> str:
     if not cost.was_measured:
         return f"exits=auto: by {cost.unit}"
     tests = [
-        f"a test of {name} {1e6 * value:.0f}"
+        f"a test of {name} {_microseconds(value)}"
         for name, value in (
             ("logits", cost.logits_test),
             ("states", cost.states_test),
@@ -341,6 +343,11 @@ def _in_words(cost: CostRecord) -> str:
     ]
     together = "one prompt at a time" if cost.batch == 1 else f"{cost.batch} prompts at a time"
     return (
-        f"exits=auto: {together}, a token takes {1e6 * cost.output:.0f} microseconds here without its "
-        f"layers, each layer {1e6 * cost.layer:.0f}, {', '.join(tests)}"
+        f"exits=auto: {together}, a token takes {_microseconds(cost.output)} microseconds here without its "
+        f"layers, each layer {_microseconds(cost.layer)}, {', '.join(tests)}"
     )
+
+
+def _microseconds(seconds: float) -> str:
+    """Returns a time in microseconds; one that vanished among others was too short to measure, and is not 0."""
+    return f"{1e6 * seconds:.0f}" if seconds >= _LEAST_SECONDS else "less than 1"

@@ -7,6 +7,7 @@ the manifest.
 import dataclasses
 import functools
 import itertools
+import operator
 import os
 import shlex
 import time
@@ -28,7 +29,7 @@ from calm_beam.launch.flags.requests import calling
 from calm_beam.launch.report.command import report_after
 from calm_beam.launch.report.request import ReportRequest
 from calm_beam.launch.runners import make_runner
-from calm_beam.launch.terminal import give, say, tell
+from calm_beam.launch.terminal import give, say, say_detail, tell
 from calm_beam.launch.terminal.summary import print_summary
 from calm_beam.manifest import (
     MANIFEST,
@@ -113,7 +114,6 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
         run = dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, earlier_plans=earlier))
         if run.provenance.cost is not None:
             write_cost(run.output, run.provenance.cost, model=run.source.job.model.fingerprint)
-    # Printed now, so that a log shows what was settled before any loss was seen.
     may_change = not _shows_losses_early(run, request)
     _say_plan(run.plan, earlier, is_default=request.leaves_tests_open, may_change=may_change)
     if request.holdout_share is None:
@@ -138,7 +138,9 @@ def run_calibration(request: CalibrateRequest, options: PipelineOptions) -> Done
 
 
 def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool, may_change: bool) -> None:
-    """Prints the plan, and earlier plans for the same outputs.
+    """Prints what has to be known of the plan, and earlier plans for the same outputs.
+
+    The plan itself is in a file by now, before any loss is seen.
 
     Args:
       plan: The plan.
@@ -146,18 +148,16 @@ def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool, m
       is_default: Whether no p-value is named.
       may_change: Whether the run shows no loss before it has ended, so that it may go on by another plan.
     """
-    say(f"plan {plan.digest}")
+    say_detail(f"plan {plan.digest}")
     if is_default:
-        say(default_tests_in_words(plan.tests))
+        say_detail(default_tests_in_words(plan.tests))
     if words := plans_in_words(earlier):
         say(words)
     if plan.leaves_choice_open:
-        how = "name it with --serve, or pass --joint, before they are seen"
-        if may_change:
-            how = "stop now with Ctrl-C, and run again with --resume and --serve, which names it, or --joint"
+        now = " (stop this run, and go on with that flag and --resume)" if may_change else ""
         say(
-            f"{len(plan.tests)} entries hold each by itself, not all together, and the plan does not say which is "
-            f"served. To pick one after seeing them voids its guarantee: {how}."
+            f"{len(plan.tests)} promises hold each by itself, not all together: name the one to serve with --serve, or "
+            f"pass --joint, before their losses are seen{now}."
         )
 
 
@@ -367,8 +367,8 @@ def _forecast(manifest: Manifest) -> Iterator[str]:
     for entry in manifest.calibrations:
         risk = entry.path[0].risk
         if has_too_few(entry, manifest.data.units, manifest.pareto):
-            # Of so few examples a mean says little.
-            risk = 0.0
+            # Of so few examples a mean says little: it may be high by chance.
+            risk = min(risk, entry.delta / 2)
         if risk < entry.delta:
             hopeful.append((entry, risk))
     if hopeful:
@@ -392,12 +392,16 @@ def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:
 
 def price_of_tests(manifest: Manifest, shares: Sequence[float | None]) -> Iterator[str]:
     """Yields a warning for promised thresholds at which exit tests cost more than exits save."""
-    dearest = max((share for share in shares if share is not None), default=0)
-    if dearest > 1:
+    dearest, entry = max(
+        ((share, entry) for entry, share in zip(manifest.calibrations, shares, strict=True) if share is not None),
+        key=operator.itemgetter(0),
+        default=(0, None),
+    )
+    if dearest > 1 and entry is not None:
         yield (
-            f"At some thresholds, the tests of {printable_line(manifest.decode.confidence)} cost more operations than "
-            "exits save. calm-beam suitability forecasts which layers had better exit; calibrate those on other "
-            "examples, since these have been looked at."
+            f"At some thresholds, the tests of {printable_line(manifest.decode_of(entry).confidence)} cost more "
+            "operations than exits save. calm-beam suitability forecasts which layers had better exit; calibrate those "
+            "on other examples, since these have been looked at."
         )
 
 
@@ -413,7 +417,6 @@ def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *,
         return 0
     output = done.run.output
     if done.folder is None:
-        say(f"--resume: {joined(output, MANIFEST)} is finished; nothing is left to do.")
         if not is_file(joined(output, REPORT)):
             say(f"its report is missing: calm-beam report --calibration={output}")
         _print(done, seconds=None, verbose=request.verbose)

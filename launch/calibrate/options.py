@@ -21,8 +21,8 @@ from calm_beam.manifest import (
     THROUGHPUT,
 )
 from calm_beam.metrics.registry import DEFAULT_METRIC
-from calm_beam.options import Options, again, option, options_of, switch
-from calm_beam.options.groups import Tolerances
+from calm_beam.options import Options, again, listed, option, options_of, switch
+from calm_beam.options.groups import Tolerances, check_fractions
 from calm_beam.options.kinds import (
     Kind,
     ValueRefusedError,
@@ -103,6 +103,10 @@ class Guarantees(Options):
         kind=utf8_text,
     )
     output: str | os.PathLike[str] = option("calibration", "directory for manifest, risk table and generations")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fractions(delta=listed(self.delta), epsilon=listed(self.epsilon))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from calm_beam.inputs.losses.tables import read_rows, table_files
 from calm_beam.inputs.set_parts import salt_of
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.shared_options import find_folder
-from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal import say, say_detail
 from calm_beam.manifest import (
     MANIFEST,
     SettingManifest,
@@ -208,9 +208,9 @@ def _whole_sweep(request: CertifyRequest, output: str) -> WholeSweep:
         consistency=source.consistency,
     )
     check_names(plan)
-    say(f"plan {plan.digest}")
+    say_detail(f"plan {plan.digest}")
     if request.p_value is None:
-        say(default_tests_in_words(plan.tests))
+        say_detail(default_tests_in_words(plan.tests))
     if words := too_few_in_words(plan.tests, len(sweep.ids)):
         say(f"caution: {words}")
     return WholeSweep(output=output, earlier=earlier, source=source, plan=plan, costs=declared or dict(sweep.costs))
@@ -281,7 +281,7 @@ def _rounds(request: CertifyRequest, output: str) -> Rounds | Ended:
     declared = _declared(request)
     with as_usage():
         plan = _plan_of_rounds(request, declared)
-    say(f"plan {plan.digest}")
+    say_detail(f"plan {plan.digest}")
     if settled is None:
         if request.resume:
             raise UsageError(f"--resume: {output} holds no sequential certification.")

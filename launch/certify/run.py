@@ -5,6 +5,8 @@ The command then prints the result and builds the report.
 
 import dataclasses
 import itertools
+import os
+import shlex
 from collections.abc import Sequence
 
 from calm_beam.calibration.certification import SettingRow, entries_of, setting_manifest, setting_rows
@@ -224,6 +226,8 @@ def tell_certification(request: CertifyRequest) -> int:
     print_certification(done.manifest, done.rows, baseline=done.baseline)
     _report(done.output)
     say(f"{_counted(done.manifest)}: {joined(done.output, MANIFEST)}")
+    # The folder as it was given, which is shorter than its absolute path.
+    tell(f"Next:\n  calm-beam inspect {shlex.quote(os.fspath(request.output))}")
     return 0
 
 

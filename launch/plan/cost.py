@@ -1,5 +1,6 @@
 """The forecast cost on the terminal: of a run, from a pilot; of a model's step, as its least time on an accelerator."""
 
+import itertools
 import os
 from collections.abc import Sequence
 
@@ -43,19 +44,23 @@ def plan_cost(request: PlanRequest) -> int:
     cost = forecast(run.pilot, job)
     rows, assumed = _rows(job, cost, price=request.price_per_hour), _assumed(run, job, cost)
     _print_cost(run, job, rows, assumed=assumed)
-    forecasts = []
+    forecasts: list[StopForecast] = []
     # Clusters would have to be drawn whole.
     if run.entries and not run.clusters:
-        forecasts = stop_forecasts(
-            run,
-            job,
-            delta=request.delta,
-            epsilon=request.epsilon,
-            power=request.power,
-            replications=_replications(request),
-            seed=request.seed,
-            simulating=_say_simulated,
-        )
+        forecasts = [
+            forecast
+            for delta, epsilon in itertools.product(request.deltas or (None,), request.epsilons or (None,))
+            for forecast in stop_forecasts(
+                run,
+                job,
+                delta=delta,
+                epsilon=epsilon,
+                power=request.power,
+                replications=_replications(request),
+                seed=request.seed,
+                simulating=_say_simulated,
+            )
+        ]
     saved = _saved_in_words(forecasts, job, cost, price=request.price_per_hour)
     notes = [*([] if saved is None else [saved]), *_about_stops(run, job, request=request)]
     _print_stops(forecasts, run, job, notes=notes)

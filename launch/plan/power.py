@@ -5,7 +5,7 @@ import functools
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from calm_beam.errors import UsageError
 from calm_beam.inputs.examples import bounded_lines, check_utf_8
@@ -31,31 +31,56 @@ def plan_power(request: PlanRequest) -> int:
     """Prints the number of examples that each p-value needs to show a risk below delta; returns the exit status."""
     with as_usage():
         run = _prepared(request)
-    curves = [
-        run.question.curves(
-            guess,
-            run.p_values,
-            has_points=run.output is not None,
-            simulating=functools.partial(_say_simulated, guess.title),
+    found = [
+        _Answer(
+            question=question,
+            guess=guess,
+            curves=question.curves(
+                guess,
+                run.p_values,
+                has_points=run.output is not None,
+                simulating=functools.partial(_say_simulated, run.title(question, guess)),
+            ),
         )
+        for question in run.questions
         for guess in run.guesses
     ]
-    _print(run, curves)
+    _print(run, found)
     give(
         {
-            "delta": run.question.delta,
-            "epsilon": run.question.epsilon,
             "power": request.power,
             "needed": [
-                {"risk": guess.risk, "std": guess.std, "p_value": each.name, "examples": each.needed}
-                for guess, row in zip(run.guesses, curves, strict=True)
-                for each in row
+                {
+                    "delta": answer.question.delta,
+                    "epsilon": answer.question.epsilon,
+                    "risk": answer.guess.risk,
+                    "std": answer.guess.std,
+                    "p_value": curve.name,
+                    "examples": curve.needed,
+                }
+                for answer in found
+                for curve in answer.curves
             ],
         }
     )
     if run.output is not None:
-        _write({guess.title: row for guess, row in zip(run.guesses, curves, strict=True)}, run, output=run.output)
+        _write(found, run, output=run.output)
     return 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """The power of each test, where losses are distributed as guessed.
+
+    Attributes:
+      question: What was asked.
+      guess: How losses may be distributed.
+      curves: One a test.
+    """
+
+    question: PowerQuestion
+    guess: GuessedLosses
+    curves: Sequence[Curve]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,69 +89,94 @@ class _Run:
 
     Attributes:
       request: What was asked for.
-      question: What is asked of each test.
+      questions: What is asked of each test, once a tolerance and probability of error.
       guesses: How losses may be distributed.
       p_values: Names of the tests.
       output: The page or the plot to write; None where none is asked for.
     """
 
     request: PlanRequest
-    question: PowerQuestion
+    questions: Sequence[PowerQuestion]
     guesses: Sequence[GuessedLosses]
     p_values: Sequence[str]
     output: str | None
 
     def simulated(self) -> str:
         """Returns a sentence on how simulation replaces what cannot be computed."""
-        return f"{counted(self.question.replications, 'calibration')}, seed {self.request.seed}"
+        return f"{counted(self.request.replications or _REPLICATIONS, 'calibration')}, seed {self.request.seed}"
+
+    def title(self, question: PowerQuestion, guess: GuessedLosses) -> str:
+        """Returns the name of a question about guessed losses."""
+        epsilon = "" if len(self.epsilons()) == 1 else f", epsilon {question.epsilon:g}"
+        return f"{guess.title} at delta {question.delta:g}{epsilon}"
+
+    def deltas(self) -> list[float]:
+        """Returns the tolerances, in order."""
+        return list(dict.fromkeys(question.delta for question in self.questions))
+
+    def epsilons(self) -> list[float]:
+        """Returns the allowed probabilities of error, in order."""
+        return list(dict.fromkeys(question.epsilon for question in self.questions))
 
     def meaning(self) -> str:
         """Returns a sentence about the meaning of the numbers."""
         return (
-            f"Epsilon {self.question.epsilon:g}. From so many examples on, the probability is reached and stays so. "
+            f"Epsilon {_listed(self.epsilons())}. From so many examples on, the probability is reached and stays so. "
             "That is exact for losses of 0 and 1 with p-values that ignore their order, elsewhere simulated "
             f"({self.simulated()}). Settle the p-value before calibrating."
         )
 
 
 def _prepared(request: PlanRequest) -> _Run:
-    delta = DELTA if request.delta is None else request.delta
+    deltas = dict.fromkeys(request.deltas or (DELTA,))
     output = checked_output(request, kinds=(".svg", ".png", ".pdf", PAGE))
     if output is not None and not output.endswith(PAGE):
         check_plots_available()
-    guesses = _guesses(request, delta=delta)
+    guesses = _guesses(request, delta=min(deltas))
     return _Run(
         request=request,
-        question=PowerQuestion(
-            delta=delta,
-            epsilon=EPSILON if request.epsilon is None else request.epsilon,
-            power=request.power,
-            replications=request.replications or _REPLICATIONS,
-            seed=request.seed,
-        ),
+        questions=[
+            PowerQuestion(
+                delta=delta,
+                epsilon=epsilon,
+                power=request.power,
+                replications=request.replications or _REPLICATIONS,
+                seed=request.seed,
+            )
+            for epsilon in dict.fromkeys(request.epsilons or (EPSILON,))
+            for delta in deltas
+        ],
         guesses=guesses,
         p_values=_p_values(request, guesses),
         output=output,
     )
 
 
-def _write(panels: Mapping[str, Sequence[Curve]], run: _Run, *, output: str) -> None:
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _write(found: Sequence[_Answer], run: _Run, *, output: str) -> None:
     """Writes the page or the plot that was asked for, and tells where."""
     request = run.request
+    panels = {run.title(answer.question, answer.guess): answer.curves for answer in found}
     if not output.endswith(PAGE):
-        title = f"delta {run.question.delta:g}, epsilon {run.question.epsilon:g}"
+        if len(run.questions) == 1:
+            # The title of the whole has the tolerance, for which panels are narrow.
+            panels = {answer.guess.title: answer.curves for answer in found}
+        title = f"delta {_listed(run.deltas())}, epsilon {_listed(run.epsilons())}"
         write_power_figure(output, panels, target=request.power, title=title)
         tell(f"Plot: {output}")
         return
     facts = [
-        ("Tolerance δ", f"{run.question.delta:g}"),
-        ("Error ε", f"{run.question.epsilon:g}"),
+        ("Tolerance δ", _listed(run.deltas())),
+        ("Error ε", _listed(run.epsilons())),
         ("Power", f"{request.power:g}"),
         ("Losses", "0 or 1" if request.pilot is None and request.loss_std is None else "as they are named above"),
         *([] if request.pilot is None else [("Pilot", short_place(os.fspath(request.pilot)))]),
         ("Simulation", run.simulated()),
     ]
-    page = power_page(panels, delta=run.question.delta, target=request.power, meaning=run.meaning(), facts=facts)
+    page = power_page(panels, target=request.power, meaning=run.meaning(), facts=facts)
     write_page(page, output)
     tell(f"Page: {output}")
 
@@ -203,17 +253,21 @@ def _say_simulated(title: str, name: str) -> None:
     say(f"simulating {name} at {title}")
 
 
-def _print(run: _Run, curves: Sequence[Sequence[Curve]]) -> None:
+def _print(run: _Run, found: Sequence[_Answer]) -> None:
     console = PlainConsole()
-    asked = run.question
-    title = f"Examples needed to accept a threshold at delta {asked.delta:g} with probability {asked.power:g}"
-    table = PlainTable(title)
-    table.add_column("expected loss\ndeviation", no_wrap=True)
-    for guess in run.guesses:
-        table.add_numbers(f"{guess.risk:.4g}\n{guess.std:.3g}")
-    for by_guess in zip(*curves, strict=True):
-        table.add_row(by_guess[0].name, *(curve.needed_in_words() for curve in by_guess))
-    console.print(table)
+    for question in run.questions:
+        answers = [answer for answer in found if answer.question == question]
+        epsilon = "" if len(run.epsilons()) == 1 else f", epsilon {question.epsilon:g},"
+        table = PlainTable(
+            f"Examples needed to accept a threshold at delta {question.delta:g}{epsilon} with probability "
+            f"{question.power:g}"
+        )
+        table.add_column("expected loss\ndeviation", no_wrap=True)
+        for answer in answers:
+            table.add_numbers(f"{answer.guess.risk:.4g}\n{answer.guess.std:.3g}")
+        for by_guess in zip(*(answer.curves for answer in answers), strict=True):
+            table.add_row(by_guess[0].name, *(curve.needed_in_words() for curve in by_guess))
+        console.print(table)
     console.print(run.meaning())
     if left_out := _left_out(run):
         console.print(left_out)

@@ -10,9 +10,9 @@ from calm_beam.errors import UsageError
 from calm_beam.launch.device_times import Device
 from calm_beam.launch.flags import naming
 from calm_beam.launch.flags.shared_options import check_parent
-from calm_beam.options import Options, again, option, options_of
-from calm_beam.options.groups import DELTA, EPSILON, Memory, ModelSource, PrecisionOptions, Spread
-from calm_beam.options.kinds import Kind, ValueRefusedError, number, numbers, read_number, texts, whole_number
+from calm_beam.options import Options, again, listed, option, options_of
+from calm_beam.options.groups import DELTA, EPSILON, Memory, ModelSource, PrecisionOptions, Spread, check_fractions
+from calm_beam.options.kinds import Kind, ValueRefusedError, number, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import check_writable, is_folder
 from calm_beam.text import written_float
@@ -49,15 +49,6 @@ def _price(value: Any) -> float:
     return found
 
 
-def _one_number(text: str) -> float:
-    if "," in text:
-        raise ValueRefusedError(f"plan takes one number, got {text!r:.40}: plan for one after the other")
-    return read_number(text)
-
-
-_ONE_NUMBER = dataclasses.replace(number, read=_one_number)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned(Options):
     """The quantity that is planned, and its input."""
@@ -68,13 +59,13 @@ class Planned(Options):
         "--confidence=softmax), to forecast the cost of a large one, or a file with one loss per line, instead of "
         "--risk_guess and --loss_std; of examples that the calibration will not use",
     )
-    delta: float | None = option(
-        None, f"risk tolerance, in (0, 1); default: {DELTA:g}, with a run those of its manifest", kind=_ONE_NUMBER
+    delta: float | Sequence[float] | None = option(
+        None, f"risk tolerances in (0, 1); default: {DELTA:g}, with a run those of its manifest", kind=numbers
     )
-    epsilon: float | None = option(
+    epsilon: float | Sequence[float] | None = option(
         None,
-        f"allowed probability of error, in (0, 1); default: {EPSILON:g}, with a run those of its manifest",
-        kind=_ONE_NUMBER,
+        f"allowed probabilities of error in (0, 1); default: {EPSILON:g}, with a run those of its manifest",
+        kind=numbers,
     )
     power: float = option(0.9, "probability of acceptance asked for, in (0, 1)", kind=number)
     replications: int | None = option(
@@ -91,10 +82,17 @@ class Planned(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("delta", "epsilon", "power"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
-                raise UsageError(f"--{name} must be in (0, 1), got {value:g}. It is a fraction: for 5 % pass 0.05.")
+        check_fractions(delta=self.deltas, epsilon=self.epsilons, power=(self.power,))
+
+    @property
+    def deltas(self) -> tuple[float, ...]:
+        """The tolerances that are asked for; none for the default."""
+        return listed(self.delta)
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """The allowed probabilities of error that are asked for; none for the default."""
+        return listed(self.epsilon)
 
 
 _OF_SIGNED = " Where the mean of signed losses is negative, guess 0, or give losses that were measured (--pilot)."
@@ -129,8 +127,7 @@ class Guess(Options):
     @property
     def risks(self) -> tuple[float, ...]:
         """Expected losses that are guessed."""
-        assert self.risk_guess is None or isinstance(self.risk_guess, tuple), "lists are kept as tuples"
-        return self.risk_guess or ()
+        return listed(self.risk_guess)
 
     @property
     def p_values(self) -> tuple[str, ...]:

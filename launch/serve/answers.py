@@ -268,8 +268,10 @@ _WHOLE_BODY = ("body",)
 
 def _in_words(part: Mapping[str, Any]) -> str:
     """Returns what is wrong with a body, from an error of pydantic."""
+    if part["type"] == "json_invalid":
+        return f"the body is not JSON: {part['ctx']['error']} at character {part['loc'][-1]}"
     if part["loc"] != _WHOLE_BODY:
-        return f"{'.'.join(map(str, part['loc']))}: {part['msg']}"
+        return f"{'.'.join(map(str, part['loc'][1:]))}: {part['msg']}"
     found = part["input"]
     if found is None:
         return "the body is missing; it must be a JSON object"

@@ -1,6 +1,7 @@
 """The forecast of `calm-beam suitability` and `calm_beam.suitability`: measured, then printed by the command."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shlex
@@ -24,6 +25,7 @@ from calm_beam.exits.token_cost import TokenCost
 from calm_beam.inputs.preview import read_all_examples
 from calm_beam.inputs.prompts import Prompt
 from calm_beam.inputs.vocabularies.vocabulary import ends_output
+from calm_beam.launch.calibrate.options import Guarantees
 from calm_beam.launch.device_times import device_times_in_words, device_times_record, device_times_table
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.requests import calling
@@ -34,9 +36,9 @@ from calm_beam.launch.terminal import PlainConsole, give, say, tell
 from calm_beam.launch.terminal.lines import PlainTable
 from calm_beam.launch.terminal.progress import shown_progress, timing_in
 from calm_beam.launch.train.request import TrainRequest
-from calm_beam.options import options_of
+from calm_beam.options import default_of, options_of
 from calm_beam.outputs.prepared import PreparedSweep
-from calm_beam.storage import replacing
+from calm_beam.storage import exists, replacing
 from calm_beam.text import counted
 from calm_beam.transforms.metrics import ProgressLog
 
@@ -206,7 +208,10 @@ def _rule(forecast: ExitForecast) -> ExitRule:
 
 def _calibration(request: SuitabilityRequest) -> str:
     """Returns the calibration of the same model and data, by ways of exiting that no figure of this sample decides."""
-    return shlex.join(["calm-beam", "calibrate", *_given(request)])
+    usual: str = default_of(Guarantees, "output")
+    names = itertools.chain([usual], (f"{usual}_{number}" for number in itertools.count(2)))
+    free = next(name for name in names if not exists(name))
+    return shlex.join(["calm-beam", "calibrate", *_given(request), *([] if free == usual else [f"--output={free}"])])
 
 
 # Files that stand for the user's.

@@ -76,7 +76,7 @@ def print_summary(
     console = PlainConsole()
     console.print(headline(manifest, operations))
     console.print(f"Manifest: {joined(output, MANIFEST)}", soft_wrap=True)
-    for line in speed_lines(manifest):
+    for line in speed_lines(manifest, said=_said_first(manifest)):
         console.print(line)
     if verbose:
         for table in _all_trade_offs(manifest, output):
@@ -93,12 +93,17 @@ def print_summary(
         console.print(line)
 
 
+def _said_first(manifest: Manifest) -> Calibration | None:
+    """Returns the promise that the headline is about; None if it is about several."""
+    return manifest.served or (manifest.calibrations[0] if len(manifest.calibrations) == 1 else None)
+
+
 def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str:
     """Returns what is promised and what that saves in a sentence or two; arguments as of `choices_table`."""
     # Not above: calm-beam-serving, which does without this package, prints the tables.
     from calm_beam.report.promise import promise_in_words
 
-    served = manifest.served or (manifest.calibrations[0] if len(manifest.calibrations) == 1 else None)
+    served = _said_first(manifest)
     if served is not None:
         shares = dict(zip(manifest.calibrations, operations, strict=False))
         share = shares.get(served)
@@ -460,13 +465,23 @@ def confirmation_lines(manifest: Manifest) -> list[str]:
     return lines
 
 
-def speed_lines(manifest: Manifest) -> list[str | Table]:
-    """Returns how fast promises have been: a sentence on each, or a table of several; none if nothing was measured."""
+def speed_lines(manifest: Manifest, *, said: Calibration | None = None) -> list[str | Table]:
+    """Returns how fast promises have been: a sentence on each, or a table of several; none if nothing was measured.
+
+    Args:
+      manifest: Of the promises.
+      said: A promise whose speed was said before; it has no sentence unless that is why it never exits.
+    """
     places = range(len(manifest.calibrations))
     measured = [place for place in places if measured_speeds(manifest, place)]
     in_table = measured if len(measured) > 1 else []
-    said = (speed_in_words(manifest, place) for place in places if place not in in_table)
-    return [*([_speed_table(manifest, in_table)] if in_table else []), *map(printable_line, filter(None, said))]
+    sentences = (
+        speed_in_words(manifest, place)
+        for place in places
+        if place not in in_table
+        and (manifest.calibrations[place] != said or manifest.calibrations[place].pays is False)
+    )
+    return [*([_speed_table(manifest, in_table)] if in_table else []), *map(printable_line, filter(None, sentences))]
 
 
 def _speed_table(manifest: Manifest, places: Sequence[int]) -> Table:
@@ -500,7 +515,9 @@ def _end_of_test(entry: Calibration, *, level: float | None) -> str:
     compared = "" if level is None else f" > {level:.3g}"
     # The variant is next to it already where it is the chosen one.
     variant = None if last.variant == entry.variant else last.variant
-    return f"{last.threshold:g} (p = {last.p_value:.2g}{compared}){variant_lines(variant)}"
+    # The cell of a variant has several lines anyway.
+    gap = " " if last.variant is None else "\n"
+    return f"{last.threshold:g}{gap}(p = {last.p_value:.2g}{compared}){variant_lines(variant)}"
 
 
 _TESTS_PER_TABLE = 4
@@ -558,13 +575,17 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     probability = f"probability at least {100 * sure:.6g} %"
     if not kept:
         return f"No setting could be proved safe with {probability}."
-    named = "; ".join(
-        f"{'' if entry.group is None else f'group {entry.group}: '}{entry.setting} loses at most {entry.delta:g}"
-        for entry in kept
-    )
+    named = "; ".join(map(_bound_of_setting, kept))
     if len(entries) == 1:
         return printable_line(f"Proved, {how} {probability}: {named}.")
     return printable_line(f"{len(kept)} of {counted(len(entries), 'promise')} proved, {how} {probability}: {named}.")
+
+
+def _bound_of_setting(entry: SettingCalibration) -> str:
+    """Returns which risk of a proved setting is bounded, and by what."""
+    whose = "" if entry.group is None else f"group {entry.group}: "
+    risk = "expected loss" if entry.tail is None else f"share of losses above {entry.tail:g}"
+    return f"{whose}{risk} of {entry.setting} at most {entry.delta:g}"
 
 
 def _risk_tables(rows: "Sequence[Sequence[SettingRow]]", *, baseline: tuple[str, float | None] | None) -> list[Table]:

@@ -42,12 +42,17 @@ def _certify(losses: pathlib.Path, *flags: str, output: str = "out") -> SettingM
 
 
 def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A certification prints the plan first, then the result, and writes manifest and risk table."""
-    manifest = _certify(losses, _ORDER, "--delta=0.05,0.15")
+    """A certification prints the plan first if asked, then the result, and writes manifest and risk table."""
+    manifest = _certify(losses, _ORDER, "--delta=0.05,0.15", "--verbose")
     printed = capsys.readouterr()
     assert printed.err.splitlines()[0] == f"plan {manifest.plan.digest}"
     assert "600 examples under 4 settings" in printed.err
     assert [entry.setting for entry in manifest.calibrations] == ["6bit", "4bit"]
+    first = (
+        "each with probability at least 95 %: expected loss of 6bit at most 0.05; expected loss of 4bit at most 0.15."
+    )
+    assert first in " ".join(printed.out.split())
+    assert printed.out.endswith(f"Next:\n  calm-beam inspect {losses.parent / 'out'}\n")
     assert re.search(r"all +given +0\.15 +4bit +4 ", printed.out)
     assert manifest.data.patterns == (str(losses),)
     table = list(csv.DictReader((losses.parent / "out" / "risk_table.csv").open()))
@@ -660,7 +665,7 @@ def test_a_certification_round_by_round(tmp_path: pathlib.Path, capsys: pytest.C
     rows = coin_rows(800, wrong=(0, 0, 0.05, 0.5))
     _ids(tmp_path, 800)
     stop = ("--stop_at_setting=6bit", "--group_key=group", "--joint")
-    assert _watch(tmp_path, *stop) == 0
+    assert _watch(tmp_path, *stop, "--verbose") == 0
     first = capsys.readouterr()
     assert first.out == ""
     assert first.err.startswith("plan sha256:")

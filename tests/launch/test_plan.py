@@ -2,6 +2,8 @@
 
 import contextlib
 import importlib.util
+import itertools
+import json
 import math
 import pathlib
 import re
@@ -60,6 +62,24 @@ def test_examples_needed_for_coins(capsys: pytest.CaptureFixture[str]) -> None:
     assert "star_bets" not in capsys.readouterr().out
     assert "0.02" in printed
     assert f"{math.sqrt(0.02 * 0.98):.3g}" in printed
+
+
+def test_several_tolerances(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each tolerance and each probability of error has a table, as if it had been asked about alone."""
+    asked = ["plan", "--risk_guess=0.02,0.03", "--p_value=exact_binomial,hoeffding"]
+    alone = {}
+    for delta, epsilon in itertools.product((0.1, 0.2), (0.05, 0.01)):
+        assert main([*asked, f"--delta={delta}", f"--epsilon={epsilon}"]) == 0
+        alone[delta, epsilon] = _rows(capsys.readouterr().out)
+    assert main([*asked, "--delta=0.1,0.2", "--epsilon=0.05,0.01"]) == 0
+    _, *tables = capsys.readouterr().out.split("Examples needed to accept a threshold at delta ")
+    named = {(float(table.split()[0].strip(",")), float(table.split()[2].strip(","))): _rows(table) for table in tables}
+    assert named == alone
+    assert main([*asked, "--delta=0.1,0.2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["needed"]
+    assert [(each["delta"], each["risk"], each["p_value"]) for each in found] == [
+        *itertools.product((0.1, 0.2), (0.02, 0.03), ("exact_binomial", "hoeffding"))
+    ]
 
 
 def test_less_spread_needs_fewer_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +189,7 @@ def test_page_of_what_cannot_be_proved(tmp_path: pathlib.Path, monkeypatch: pyte
     flags = ["plan", "--delta=0.1", "--risk_guess=0.09", "--p_value=hoeffding", f"--output={output}"]
     assert main(flags) == 0
     text = re.sub(r"<[^>]+>", "", output.read_text(encoding="utf-8"))
-    assert "is not accepted at δ\u00a0=\u00a00.1 with probability 0.9 by 100 examples or fewer." in text
+    assert "at delta 0.1 is not accepted with probability 0.9 by 100 examples or fewer." in text
     assert "&gt; 100" in text
 
 
@@ -192,8 +212,12 @@ def test_a_missing_extra_is_named(
         (["--risk_guess=0.1"], "an expected loss of 0.1 is not below --delta=0.1: no number of"),
         (["--delta=0.1"], "--risk_guess is missing: expected losses, comma-separated (or --pilot with measured ones)."),
         (["--delta=5", "--risk_guess=0.1"], "--delta must be in (0, 1), got 5. It is a fraction"),
-        (["--delta=0.05,0.1", "--risk_guess=0.03"], "argument --delta: plan takes one number, got '0.05,0.1'"),
-        (["--delta=10%", "--risk_guess=0.03"], "argument --delta: expected a number, got '10%'. For 5 % pass 0.05"),
+        (["--delta=0.05,2", "--risk_guess=0.03"], "--delta must be in (0, 1), got 2. It is a fraction"),
+        (["--delta=0.05,0.1", "--risk_guess=0.07"], "an expected loss of 0.07 is not below --delta=0.05"),
+        (
+            ["--delta=10%", "--risk_guess=0.03"],
+            "argument --delta: expected numbers separated by commas, got '10%'. For 5 % pass 0.05",
+        ),
         (["--delta=0.1", "--epsilon=0", "--risk_guess=0.05"], "--epsilon must be in (0, 1), got 0."),
         (["--delta=0.1", "--power=nan", "--risk_guess=0.05"], "--power must be in (0, 1), got nan."),
         (

@@ -90,10 +90,8 @@ def test_without_a_name_none_is_taken(
 ) -> None:
     """Several separate entries give a warning before decoding, and `Generator` asks for one."""
     assert _calibrate(model, data, tmp_path / "out") == 0
-    assert (
-        "2 entries hold each by itself, not all together, and the plan does not say which is served."
-        in capsys.readouterr().err
-    )
+    said = "2 promises hold each by itself, not all together: name the one to serve with --serve, or pass --joint"
+    assert said in capsys.readouterr().err
     with pytest.raises(calm.CalmBeamError, match="there are 2 calibrations"):
         Generator.from_manifest(tmp_path / "out" / "manifest.json", model)
     assert _calibrate(model, data, tmp_path / "joint", "--joint") == 0
@@ -111,7 +109,7 @@ def test_one_may_still_be_named_while_nothing_is_shown(
     with monkeypatch.context() as stopped:
         stopped.setattr("calm_beam.launch.calibrate.run.run_pipeline", _interrupt)
         assert _calibrate(model, data, tmp_path / "out") == 130
-    how = "stop now with Ctrl-C, and run again with --resume and --serve, which names it, or --joint."
+    how = "before their losses are seen (stop this run, and go on with that flag and --resume)."
     assert how in capsys.readouterr().err
     assert _calibrate(model, data, tmp_path / "out", "--resume", "--serve=textual,0.95") == 0
     manifest = read_manifest(tmp_path / "out" / "manifest.json")

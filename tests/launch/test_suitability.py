@@ -170,6 +170,9 @@ def test_the_next_command_runs_as_printed(
     assert here["seconds"].keys() == {"layer", "output", "logits_test"}
     assert main([*shlex.split(found["next"])[1:], "--objective=layers", "--metric=token_f1"]) == 0
     assert read_manifest("calibration/manifest.json").plan is not None
+    # A folder that is taken now is not offered again.
+    assert main(["suitability", *asked, "--agreeing=0.5"]) == 0
+    assert " --output=calibration_2\n" in capsys.readouterr().out
 
 
 def test_a_model_that_gains_little_is_trained_next(

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -150,8 +151,10 @@ def test_wandb_has_table_and_page(certification: list[str], wandb: pathlib.Path)
     assert [*run.rglob("report*.html")]
 
 
-def test_tensorboard_has_curves_and_tables(training: list[str], certification: list[str]) -> None:
-    """TensorBoard gets scalars of all steps, and a certification's table as a run of its own."""
+def test_tensorboard_has_curves_and_tables(
+    training: list[str], certification: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorBoard gets scalars of all steps, and a certification's table as a run of its own; its folder is named."""
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed: pip install 'calm-beam[tensorboard]'")
     event_class = importlib.import_module("tensorboardX.proto.event_pb2").Event
 
@@ -168,6 +171,7 @@ def test_tensorboard_has_curves_and_tables(training: list[str], certification: l
     scalars = [(each.tag, event.step) for event in events("train") for each in event.summary.value]
     assert {("loss", 3), ("validation_loss/layer_1", 3), ("params/text_summary", 0)} <= {*scalars}
     assert main([*certification, "--log_to=tensorboard"]) == 0
+    assert re.search(r"--log_to=tensorboard: runs/\S+_calm-beam-certify$", capsys.readouterr().err, re.MULTILINE)
     texts = {
         each.tag: each.tensor.string_val[0].decode()
         for event in events("certify")

@@ -148,7 +148,7 @@ def test_each_variant_is_tested_by_itself(
 ) -> None:
     """With few variants all examples test each at an equal share of epsilon, by bets; the cheapest proved is taken."""
     output = tmp_path / "out"
-    assert _calibrate(model, data, output, *_EACH) == 0
+    assert _calibrate(model, data, output, *_EACH, "--verbose") == 0
     printed, manifest, stored = capsys.readouterr(), _manifest(output), _stored(output)
     assert "tested by star_bets, since no --p_value is named" in printed.err
     assert "Cheapest variant and threshold with expected loss <= delta" in printed.out

@@ -221,7 +221,7 @@ def test_fine_grids_are_thinned(tmp_path: pathlib.Path) -> None:
         assert {entry.threshold, entry.path[-1].threshold} - {None} <= shown
 
 
-@pytest.mark.parametrize("interval", [1, 2])
+@pytest.mark.parametrize("interval", [1, 3])
 def test_operations_are_counted_at_chosen_thresholds(interval: int, tmp_path: pathlib.Path) -> None:
     """Factors are the full model's operations divided by those with exits; never exit is 1.
 
@@ -242,7 +242,7 @@ def test_operations_are_counted_at_chosen_thresholds(interval: int, tmp_path: pa
     for entry, share, shown, factors in zip(
         manifest.calibrations, shares, data["entries"], data["savings"]["flops"], strict=True
     ):
-        assert (share is None) == (interval == 2 or entry.threshold is None)
+        assert (share is None) == (interval == 3 or entry.threshold is None)
         if entry.threshold is None:
             assert factors == [1, 1]
             continue

@@ -470,7 +470,7 @@ def speed_lines(manifest: Manifest, *, said: Calibration | None = None) -> list[
 
     Args:
       manifest: Of the promises.
-      said: A promise whose speed was said before; it has no sentence unless that is why it never exits.
+      said: A promise whose speed the headline gives; it has no sentence unless that is why it never exits.
     """
     places = range(len(manifest.calibrations))
     measured = [place for place in places if measured_speeds(manifest, place)]

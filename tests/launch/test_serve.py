@@ -119,7 +119,7 @@ def test_one_may_still_be_named_while_nothing_is_shown(
     asked = ["--metric=token_f1", "--delta=0.9,0.95", "--epsilon=0.3", f"--output={tmp_path / 'again'}"]
     assert main(["calibrate", f"--generations={tmp_path / 'out'}", *asked]) == 0
     printed = capsys.readouterr()
-    assert "name it with --serve, or pass --joint, before they are seen." in printed.err
+    assert "with --serve, or pass --joint, before their losses are seen.\n" in printed.err
     # Results of this data were shown before.
     assert "\nBefore you serve it, calibrate examples that no plan has seen: " in printed.out
     assert "calm-beam generate" not in printed.out

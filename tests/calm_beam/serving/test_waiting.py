@@ -1,4 +1,4 @@
-"""Whoever waits for a compiler is told so, in a script as at Python's prompt."""
+"""A log line says that a prompt waits for a compiler, in a script as at Python's prompt."""
 
 import time
 

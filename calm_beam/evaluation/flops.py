@@ -206,11 +206,8 @@ def share_at_mean(layers: float, sizes: DecoderSizes, *, rule: ExitRule) -> floa
         depends on the mean alone.
     """
     assert _has_equal_distances(rule, sizes), "the mean does not tell how many tests there are"
-    lowest, depth = rule.min_exit_layer, sizes.num_layers
-    if lowest >= depth:
-        return share_of_work([depth], sizes, rule=rule)
-    cheapest, dearest = (share_of_work([layer], sizes, rule=rule) for layer in (lowest, depth))
-    return cheapest + (dearest - cheapest) * (layers - lowest) / (depth - lowest)
+    cost = operations_cost(sizes)
+    return cost.at_mean(layers, rule) / cost.full()
 
 
 def _has_equal_distances(rule: ExitRule, sizes: DecoderSizes) -> bool:

@@ -156,8 +156,8 @@ def _say_plan(plan: Plan, earlier: Sequence[EarlierPlan], *, is_default: bool, m
     if plan.leaves_choice_open:
         now = " (stop this run, and go on with that flag and --resume)" if may_change else ""
         say(
-            f"{len(plan.tests)} promises hold each by itself, not all together: name the one to serve with --serve, or "
-            f"pass --joint, before their losses are seen{now}."
+            f"{len(plan.tests)} promises hold each by itself, not all together, and picking one after seeing their "
+            f"losses voids it: name it before, with --serve, or pass --joint{now}."
         )
 
 

@@ -90,7 +90,7 @@ def test_without_a_name_none_is_taken(
 ) -> None:
     """Several separate entries give a warning before decoding, and `Generator` asks for one."""
     assert _calibrate(model, data, tmp_path / "out") == 0
-    said = "2 promises hold each by itself, not all together: name the one to serve with --serve, or pass --joint"
+    said = "2 promises hold each by itself, not all together, and picking one after seeing their losses voids it"
     assert said in capsys.readouterr().err
     with pytest.raises(calm.CalmBeamError, match="there are 2 calibrations"):
         Generator.from_manifest(tmp_path / "out" / "manifest.json", model)
@@ -109,7 +109,7 @@ def test_one_may_still_be_named_while_nothing_is_shown(
     with monkeypatch.context() as stopped:
         stopped.setattr("calm_beam.launch.calibrate.run.run_pipeline", _interrupt)
         assert _calibrate(model, data, tmp_path / "out") == 130
-    how = "before their losses are seen (stop this run, and go on with that flag and --resume)."
+    how = "name it before, with --serve, or pass --joint (stop this run, and go on with that flag and --resume)."
     assert how in capsys.readouterr().err
     assert _calibrate(model, data, tmp_path / "out", "--resume", "--serve=textual,0.95") == 0
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
@@ -119,7 +119,7 @@ def test_one_may_still_be_named_while_nothing_is_shown(
     asked = ["--metric=token_f1", "--delta=0.9,0.95", "--epsilon=0.3", f"--output={tmp_path / 'again'}"]
     assert main(["calibrate", f"--generations={tmp_path / 'out'}", *asked]) == 0
     printed = capsys.readouterr()
-    assert "with --serve, or pass --joint, before their losses are seen.\n" in printed.err
+    assert "voids it: name it before, with --serve, or pass --joint.\n" in printed.err
     # Results of this data were shown before.
     assert "\nBefore you serve it, calibrate examples that no plan has seen: " in printed.out
     assert "calm-beam generate" not in printed.out

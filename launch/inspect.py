@@ -180,12 +180,15 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     pareto = None if manifest.plan is None else manifest.plan.pareto
     schedule = decode.schedule if decode.tau is None or pareto else f"{decode.schedule}, tau {decode.tau:g}"
     first = "the variant's layer" if pareto else f"layer {decode.min_exit_layer}"
-    steps = "" if decode.exit_interval == 1 else f" in steps of {decode.exit_interval}"
+    has_own_steps = pareto is not None and pareto.is_each_ones("exit_interval")
+    steps = "" if decode.exit_interval == 1 or has_own_steps else f" in steps of {decode.exit_interval}"
+    has_own_measure = pareto is not None and pareto.is_each_ones("confidence")
+    confidence = "the variant's" if has_own_measure else decode.confidence
     console.print(f"Manifest of {printable_line(manifest.created)}{_form_in_words(manifest)}; its digest is right.")
     console.print(f"Model: {counted(model.layers, 'decoder layer')}, {model.fingerprint}", soft_wrap=True)
     console.print(f"  read from {printable_line(model.uri)}", soft_wrap=True)
     console.print(
-        f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
+        f"Exits: confidence {confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
         f"from {first} on{steps}; {printable_line(decode.precision_in_words())}."
     )
     console.print(printable_line(engine_in_words(manifest)))

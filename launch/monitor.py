@@ -109,7 +109,10 @@ def prepare(request: MonitorRequest) -> Watched:
     choice = entry_choice(request, manifest)
     with naming("--losses"):
         if request.losses != STREAM and not is_file(request.losses):
-            raise UsageError(f"--losses {request.losses}: {why_no_file(request.losses)} Pass - for standard input.")
+            raise UsageError(
+                f"--losses {request.losses}: {why_no_file(request.losses)} calm-beam generate writes it with "
+                "--probe_share; pass - for standard input."
+            )
         if choice == ANY_ENTRY and request.losses != STREAM:
             choice = _choice_of_rows(request.losses, manifest)
     watched = _watched(manifest, choice)

@@ -530,6 +530,11 @@ class Entry(Options):
     epsilon: float | None = option(None, "allowed probability of error, as calibrated", kind=number)
     group: str | None = option(None, "group that the entry is about; default: the entry about all prompts")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = {"delta": self.delta, "epsilon": self.epsilon}
+        check_fractions(**{name: () if value is None else (value,) for name, value in given.items()})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfSettings(Options):

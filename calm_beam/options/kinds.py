@@ -108,12 +108,14 @@ def read_number(value: str) -> float:
     """Returns the number in a text.
 
     Raises:
-      ValueRefusedError: If it is in per cent; the message says what to pass.
-      ValueError: If it is no number.
+      ValueRefusedError: If it is no number; in per cent, the message says what to pass.
     """
     if value.rstrip().endswith("%"):
         raise ValueRefusedError(f"expected a number, got {value!r:.40}{_NOT_IN_PER_CENT}")
-    return written_float(value)
+    try:
+        return written_float(value)
+    except ValueError as error:
+        raise ValueRefusedError(f"expected a number, got {value!r:.40}") from error
 
 
 def _read_numbers(value: str) -> tuple[float, ...]:

@@ -216,17 +216,19 @@ def _counts(manifest: Manifest) -> list[list[Any]]:
 def facts(manifest: Manifest) -> list[list[str]]:
     """Returns what the guarantee is about, as pairs of a name and a value."""
     model, decode, data, plan = manifest.model, manifest.decode, manifest.data, manifest.plan
-    has_variants = plan is not None and plan.pareto is not None
-    schedule = decode.schedule if decode.tau is None or has_variants else f"{decode.schedule}, τ = {decode.tau:g}"
-    exits = _exits(decode, num_layers=model.layers)
-    if has_variants:
-        steps = f", in steps of {decode.exit_interval}" if decode.exit_interval > 1 else ""
+    pareto = None if plan is None else plan.pareto
+    schedule = decode.schedule if decode.tau is None or pareto else f"{decode.schedule}, τ = {decode.tau:g}"
+    exits, confidence = _exits(decode, num_layers=model.layers), decode.confidence
+    if pareto is not None:
+        has_own_steps = pareto.is_each_ones("exit_interval")
+        steps = f", in steps of {decode.exit_interval}" if decode.exit_interval > 1 and not has_own_steps else ""
         exits = f"from the layer of the variant on{steps}"
+        confidence = "that of the variant" if pareto.is_each_ones("confidence") else confidence
     near_ties = near_ties_in_words(manifest)
     facts = [
         ["Model", f"{short_place(model.uri)} ({counted(model.layers, 'decoder layer')})"],
         ["Model fingerprint", model.fingerprint],
-        ["Confidence", decode.confidence],
+        ["Confidence", confidence],
         ["Schedule", schedule],
         ["State propagation", decode.state_propagation],
         ["Exits", exits],

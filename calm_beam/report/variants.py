@@ -4,7 +4,16 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
-from calm_beam.manifest import EACH_VARIANT, Calibration, Manifest, confirmation_in_words, not_proved_in_words
+from calm_beam.evaluation.flops import DecoderSizes, shares_of_operations
+from calm_beam.manifest import (
+    EACH_VARIANT,
+    Calibration,
+    Manifest,
+    confirmation_in_words,
+    measured_speeds,
+    not_proved_in_words,
+    together_in_batch,
+)
 from calm_beam.risk.rules import tail_in_words
 from calm_beam.text import counted
 
@@ -36,11 +45,12 @@ class _Place:
     cost: float
 
 
-def build_variants_page(calibrated: Calibrated) -> str:
+def build_variants_page(calibrated: Calibrated, *, sizes: DecoderSizes | None = None) -> str:
     """Returns the page of a calibration of several variants, of at most `LARGEST_PAGE` bytes.
 
     Args:
       calibrated: The calibration. Outputs are not shown: those of one variant are not those of another.
+      sizes: Those of the model's decoder; None counts no operations.
 
     Raises:
       ReportError: If it would be larger.
@@ -66,7 +76,7 @@ def build_variants_page(calibrated: Calibrated) -> str:
         first=_panel(first, rows, name=name),
         together=together_in_words(manifest) or "The manifest has one promise.",
         panels=[_panel(*pair, name=name) for pair in others],
-        entries=_entries(manifest),
+        entries=_entries(manifest, operations=shares_of_operations(manifest, sizes)),
         every="Every variant and threshold under every test",
         numbers=_numbers(calibrated.table, has_chosen=manifest.data.choosing is not None),
         about="What it was calibrated for",
@@ -147,8 +157,11 @@ def _about(entry: Calibration) -> str:
     return f"{entry.consistency}{loss}{tail_in_words(entry.known_loss)}, {entry.metric}"
 
 
-def _entries(manifest: Manifest) -> str:
+def _entries(manifest: Manifest, *, operations: Sequence[float | None]) -> str:
     layers = manifest.model.layers
+    counts = any(share is not None for share in operations)
+    batches = list(dict.fromkeys(speed.batch for speed in manifest.speeds or ()))
+    has_tests = len({entry.p_value for entry in manifest.calibrations}) > 1
     names = (
         "promise",
         "δ",
@@ -157,14 +170,17 @@ def _entries(manifest: Manifest) -> str:
         "variant",
         "layers",
         "layers saved",
+        *(["operations"] if counts else []),
+        *(f"times as fast, {together_in_batch(batch)}" for batch in batches),
         "risk",
-        "tested by",
+        *(["tested by"] if has_tests else []),
         "tested",
         "first not proved",
         *(["confirmation"] if manifest.confirmation is not None else []),
     )
     rows: list[tuple[str | Cell, ...]] = []
-    for entry in manifest.calibrations:
+    for place, (entry, share) in enumerate(zip(manifest.calibrations, operations, strict=True)):
+        factors = {speed.batch: speed.factor for speed in measured_speeds(manifest, place)}
         last = entry.path[-1]
         at = "none: end of path"
         if not last.rejected and last.variant is not None:
@@ -178,8 +194,10 @@ def _entries(manifest: Manifest) -> str:
                 words("" if entry.variant is None else entry.variant.in_words()),
                 number(entry.layers, ".2f"),
                 number(1 - entry.layers / layers, ".0%"),
+                *(["" if share is None else number(share - 1, "+.0%")] if counts else []),
+                *(number(factors[batch], ".2f") if batch in factors else "" for batch in batches),
                 number(entry.risk, ".4f"),
-                entry.p_value,
+                *([entry.p_value] if has_tests else []),
                 number(len(entry.path), "d"),
                 words(at),
                 *([confirmation_in_words(entry)] if manifest.confirmation is not None else []),

@@ -251,6 +251,10 @@ def _are_messages(prompt: Any) -> bool:
 def _checked_ids(prompt: Any, name: str, *, vocab_size: int) -> tuple[int, ...]:
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
         raise PromptError(f"{name}: expected a text or a list of token ids, got {type(prompt).__name__}.")
+    if any(isinstance(each, str) for each in prompt):
+        raise PromptError(
+            f"{name}: expected a text or token ids, got a list of texts. For several, call generate_batch."
+        )
     for index in prompt:
         if type(index) is not int or not 0 <= index < vocab_size:
             raise PromptError(f"{name}: token ids must be integers from 0 to {vocab_size - 1}, got {index!r}.")

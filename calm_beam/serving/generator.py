@@ -308,20 +308,17 @@ class Generator:
         """Compiles what answers single prompts, for every width that they are padded to: none has to wait for that.
 
         Args:
-          on_shape: Called as `Batch.warm_up` calls it, with one shape for each width and threshold. Not called where
-            prompts are decoded as batches of one.
+          on_shape: Called as `Batch.warm_up` calls it, with one shape for each width and threshold.
         """
-        if self.decodes_as_batches:
-            self.batch_decoder()
-            return
         # A schedule may let a threshold exit for certain, which is code of its own.
         thresholds = {self._threshold(entry) for entry in (self.entry, *self._by_group.values())}
         shapes = list(itertools.product(thresholds, widths_up_to(self._settings.max_input_length)))
         report = on_shape or report_nothing
-        for done, (threshold, width) in enumerate(shapes):
-            report(done, len(shapes))
-            for _ in self._single_decoder(threshold).decode([[EOS_ID] * width]):
-                pass
+        with named_while_waiting(f"calm-beam: compiling for {len(shapes)} lengths of prompts, once"):
+            for done, (threshold, width) in enumerate(shapes):
+                report(done, len(shapes))
+                self._decoded_alone([EOS_ID] * width, threshold)
+                self._answered.add((threshold, width))
         report(len(shapes), len(shapes))
 
     def check(self, prompts: Sequence[AnyPrompt], *, names: Sequence[str] | None = None) -> None:
@@ -342,11 +339,12 @@ class Generator:
     def generate(self, prompt: AnyPrompt, *, group: str | None = None) -> Answer:
         """Returns the answer to one prompt, by itself; prompt, group and errors are those of `generate_batch`."""
         request = self.request(prompt, name="the prompt", group=group)
-        shape = self._threshold(request.entry), bucket_width(len(request.ids), self._settings.max_input_length)
+        threshold = self._threshold(request.entry)
+        shape = threshold, bucket_width(len(request.ids), self._settings.max_input_length)
         with contextlib.nullcontext() if shape in self._answered else named_while_waiting(_COMPILING):
-            answer = self._answer_alone(request)
+            result = self._decoded_alone(request.ids, threshold)
         self._answered.add(shape)
-        return answer
+        return self.answer(request, result)
 
     def generate_batch(
         self,
@@ -485,14 +483,14 @@ class Generator:
                 )
             return self._batch
 
-    def _answer_alone(self, request: ServedRequest) -> Answer:
+    def _decoded_alone(self, ids: Sequence[int], threshold: float | None) -> BranchResult:
+        """Returns the result of one prompt's token ids, by itself."""
         if self.decodes_as_batches:
-            ((_, answer),) = self.generate_each([request])
-            if isinstance(answer, OutputError):
-                raise answer
-            return answer
-        ((_, result),) = self._single_decoder(self._threshold(request.entry)).decode([request.ids])
-        return self.answer(request, result)
+            with self._batch_turn:
+                ((_, result),) = self.batch_decoder().decode([Request(ids, branches=[self._branches[threshold]])])
+            return result.branch(0)
+        ((_, alone),) = self._single_decoder(threshold).decode([ids])
+        return alone
 
     def _single_decoder(self, threshold: float | None) -> EarlyExitDecoder:
         """Returns what decodes one prompt at a time, made for all thresholds when it is needed first."""

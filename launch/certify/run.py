@@ -80,8 +80,6 @@ def _certified(prepared: WholeSweep) -> Done:
     # Listed before any result is printed.
     asked = AskedPlan.of(plan, data=data, command="certify")
     earlier_plans = PlanList(home).ask(asked, is_answered=True)
-    if words := plans_in_words(earlier_plans, of="losses"):
-        say(words)
     manifest = setting_manifest(
         sweep,
         plan,
@@ -223,8 +221,11 @@ def tell_certification(request: CertifyRequest) -> int:
             _report(done.output)
         say(f"{done.output} is finished; nothing is left to do. With --resume, another rule to stop takes it further.")
         return 0
-    print_certification(done.manifest, done.rows, baseline=done.baseline)
-    _report(done.output)
+    try:
+        print_certification(done.manifest, done.rows, baseline=done.baseline)
+    finally:
+        # Also where standard output is closed: the result is complete without it.
+        _report(done.output)
     say(f"{_counted(done.manifest)}: {joined(done.output, MANIFEST)}")
     # The folder as it was given, which is shorter than its absolute path.
     tell(f"Next:\n  calm-beam inspect {shlex.quote(os.fspath(request.output))}")

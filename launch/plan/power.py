@@ -44,6 +44,7 @@ def plan_power(request: PlanRequest) -> int:
         )
         for question in run.questions
         for guess in run.guesses
+        if guess.risk < question.delta
     ]
     _print(run, found)
     give(
@@ -132,7 +133,7 @@ def _prepared(request: PlanRequest) -> _Run:
     output = checked_output(request, kinds=(".svg", ".png", ".pdf", PAGE))
     if output is not None and not output.endswith(PAGE):
         check_plots_available()
-    guesses = _guesses(request, delta=min(deltas))
+    guesses = _guesses(request, delta=max(deltas))
     return _Run(
         request=request,
         questions=[
@@ -192,11 +193,14 @@ def _guesses(request: PlanRequest, *, delta: float) -> list[GuessedLosses]:
         guesses = [GuessedLosses.with_moments(risk, request.loss_std) for risk in request.risks]
     for guess in guesses:
         if guess.risk >= delta:
-            raise UsageError(
-                f"an expected loss of {guess.risk:g} is not below --delta={delta:g}: no number of examples can prove "
-                "that it is. Plan for a larger delta or a safer threshold."
-            )
+            raise UsageError(f"{_is_not_below(guess, delta)}. Plan for a larger delta or a safer threshold.")
     return guesses
+
+
+def _is_not_below(guess: GuessedLosses, delta: float) -> str:
+    return (
+        f"an expected loss of {guess.risk:g} is not below --delta={delta:g}: no number of examples can prove that it is"
+    )
 
 
 def _pilot_guess(path: str) -> GuessedLosses:
@@ -267,7 +271,11 @@ def _print(run: _Run, found: Sequence[_Answer]) -> None:
             table.add_numbers(f"{answer.guess.risk:.4g}\n{answer.guess.std:.3g}")
         for by_guess in zip(*(answer.curves for answer in answers), strict=True):
             table.add_row(by_guess[0].name, *(curve.needed_in_words() for curve in by_guess))
-        console.print(table)
+        if answers:
+            console.print(table)
+        for guess in run.guesses:
+            if guess.risk >= question.delta:
+                console.print(f"{_is_not_below(guess, question.delta)}.")
     console.print(run.meaning())
     if left_out := _left_out(run):
         console.print(left_out)

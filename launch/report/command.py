@@ -102,7 +102,7 @@ def _build(request: ReportRequest, output: str, *, model: ReportedModel | None =
             raise UsageError(
                 f"--speedup: {request.folder} has several variants, and speedups are of one. Leave it out."
             )
-        write_page(build_variants_page(calibrated), output)
+        write_page(build_variants_page(calibrated, sizes=None if model is None else model.sizes), output)
         return
     remarks: list[str] = []
     stored = _stored(request, calibrated, remarks=remarks)

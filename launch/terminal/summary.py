@@ -1,7 +1,8 @@
 """Tables on the terminal: what a calibration or a certification found."""
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import string
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -119,12 +120,14 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
         return (
             f"None of {promises} could be proved with {probability}: every token runs all layers, and nothing is saved."
         )
+    unpaid = sum(entry.pays is False for entry in manifest.calibrations)
+    others = f" For {counted(unpaid, 'other')}, nothing that is faster was proved." if unpaid else ""
     depth = manifest.model.layers
     least, most = min(entry.layers for entry in kept), max(entry.layers for entry in kept)
     return (
         f"{len(kept)} of {promises} proved, {how} {probability}. At their thresholds a token runs "
         f"{_from_to(f'{least:.2f}', f'{most:.2f}')} of {depth} layers on average: "
-        f"{_from_to(f'{1 - most / depth:.0%}', f'{1 - least / depth:.0%}')} fewer.{_speeds_in_words(manifest)}"
+        f"{_from_to(f'{1 - most / depth:.0%}', f'{1 - least / depth:.0%}')} fewer.{_speeds_in_words(manifest)}{others}"
     )
 
 
@@ -137,7 +140,11 @@ def _speeds_in_words(manifest: Manifest) -> str:
         return ""
     (first, among), *others = factors.items()
     more = [f"{_range_of(these)} {together_in_batch(batch)}" for batch, these in others]
-    slower = "; below 1 is slower" if min(map(min, factors.values())) < 1 else ""
+    slower = ""
+    if min(map(min, factors.values())) < 1:
+        slower = "; below 1 is slower"
+        if min(among) >= 1 and first == 1:
+            slower += " (--objective=throughput chooses for batches)"
     return (
         f" On the machine that calibrated, {_range_of(among)} times as fast as the full model "
         f"{', '.join([together_in_batch(first), *more])}{slower}."
@@ -330,7 +337,10 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
     counts = any(share is not None for share in operations)
     levels = [manifest.level_of(entry) for entry in entries]
     notes = list(_level_notes(manifest, levels))
-    table.caption = " ".join([*_captions(manifest, counts_operations=counts), *notes])
+    ways = _ways_in_letters(entries)
+    exits = "; ".join(f"{letter} {variant.in_words()}" for variant, letter in ways.items())
+    described = [f"Exits: {exits}."] if ways else []
+    table.caption = " ".join([*described, *_captions(manifest, counts_operations=counts), *notes])
     naming.add_columns(table)
     for name in (
         "threshold",
@@ -347,12 +357,12 @@ def choices_table(manifest: Manifest, operations: Sequence[float | None] = ()) -
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(
             *naming.cells(entry),
-            _chosen(entry),
+            _chosen(entry, ways),
             f"{entry.layers:.2f}",
             f"{saved:.0%}",
             *((_change_in_words(share, entry),) if counts else ()),
             f"{entry.risk:.4f}",
-            _end_of_test(entry, level=level if notes and len(set(levels)) > 1 else None),
+            _end_of_test(entry, ways=ways, level=level if notes and len(set(levels)) > 1 else None),
         )
     return table
 
@@ -420,13 +430,26 @@ def _change_in_words(share: float | None, entry: Calibration) -> str:
     return f"{share - 1:+.0%}"
 
 
-def _chosen(entry: Calibration) -> str:
+def _chosen(entry: Calibration, ways: Mapping[Variant, str]) -> str:
     """Returns the lines of a table's cell that say which threshold is promised."""
     if entry.threshold is not None:
-        return f"{entry.threshold:g}{variant_lines(entry.variant)}"
+        return _in_letters(entry.threshold, entry.variant, ways)
     if entry.pays is False:
         return "never exit\nnothing pays"
     return "never exit" if entry.confirmation is None else "never exit\nnot confirmed"
+
+
+def _ways_in_letters(entries: Sequence[Calibration]) -> dict[Variant, str]:
+    """Returns the letter of each variant that was chosen or ended a test: below a table, each is described once."""
+    found = dict.fromkeys(
+        variant for entry in entries for variant in (entry.variant, entry.path[-1].variant) if variant is not None
+    )
+    return {variant: string.ascii_lowercase[place % 26] * (1 + place // 26) for place, variant in enumerate(found)}
+
+
+def _in_letters(threshold: float, variant: Variant | None, ways: Mapping[Variant, str]) -> str:
+    """Returns a threshold with the letter of its variant, if there is one."""
+    return f"{threshold:g}" if variant is None else f"{threshold:g} {ways[variant]}"
 
 
 def group_line(entry: Calibration) -> str:
@@ -502,10 +525,10 @@ def _speed_table(manifest: Manifest, places: Sequence[int]) -> Table:
     return table
 
 
-def _end_of_test(entry: Calibration, *, level: float | None) -> str:
+def _end_of_test(entry: Calibration, *, ways: Mapping[Variant, str], level: float | None) -> str:
     """Returns the threshold at which testing ended, and its p-value if that was too high; other tests see the grid.
 
-    `level` is what the p-value was compared with, or None not to print it.
+    `level` is what the p-value was compared with, or None not to print it; `ways` are those of `_ways_in_letters`.
     """
     last = entry.path[-1]
     if entry.procedure not in ("fixed_sequence", *OF_VARIANTS):
@@ -513,11 +536,9 @@ def _end_of_test(entry: Calibration, *, level: float | None) -> str:
     if last.rejected:
         return "end of grid" if last.variant is None else "end of path"
     compared = "" if level is None else f" > {level:.3g}"
-    # The variant is next to it already where it is the chosen one.
+    # The letter stands in the same line already where it is that of the chosen one.
     variant = None if last.variant == entry.variant else last.variant
-    # The cell of a variant has several lines anyway.
-    gap = " " if last.variant is None else "\n"
-    return f"{last.threshold:g}{gap}(p = {last.p_value:.2g}{compared}){variant_lines(variant)}"
+    return f"{_in_letters(last.threshold, variant, ways)} (p = {last.p_value:.2g}{compared})"
 
 
 _TESTS_PER_TABLE = 4

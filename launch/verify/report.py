@@ -184,10 +184,11 @@ def _conclude(done: Verified, console: PlainConsole) -> int:
     scope = "" if evidence is None else ", over all runs with --anytime, those to come as well,"
     broken = sum(verdict.is_broken for verdict in verdicts)
     if broken:
+        again = "Certify" if isinstance(done, VerifiedSettings) else "Calibrate"
         console.print(
             f"{broken} of {counted(len(verdicts), 'promise')} {'is' if broken == 1 else 'are'} BROKEN: the fresh "
             f"losses{runs} prove that the risk exceeds delta. If all were kept, the chance of such a finding{scope} "
-            f"would be at most {done.alpha:g}. Calibrate again."
+            f"would be at most {done.alpha:g}. {again} again."
         )
     else:
         proved = sum(verdict.is_proved_again for verdict in verdicts)

@@ -422,10 +422,13 @@ def test_rows_of_a_probe_name_their_entry(tmp_path: pathlib.Path, capsys: pytest
     [
         ([], "the following arguments are required: --manifest, --losses"),
         (["--manifest={tmp}/none", "--losses=-"], "--manifest {tmp}/none: no such file."),
-        (["--manifest={tmp}", "--losses={tmp}/none"], "--losses {tmp}/none: no such file. Pass - for standard input."),
+        (
+            ["--manifest={tmp}", "--losses={tmp}/none"],
+            "--losses {tmp}/none: no such file. calm-beam generate writes it with",
+        ),
         (["--manifest={tmp}", "--losses=-", "--alpha=5"], "--alpha must be in (0, 1), got 5."),
         (["--manifest={tmp}", "--losses=-", "--alpha=nan"], "--alpha must be in (0, 1), got nan."),
-        (["--manifest={tmp}", "--losses=-", "--alpha=low"], "argument --alpha: invalid float value: 'low'"),
+        (["--manifest={tmp}", "--losses=-", "--alpha=low"], "argument --alpha: expected a number, got 'low'"),
         (["--manifest={tmp}", "--losses=-", "--delta=0.2"], "0 entries of the manifest have a threshold and match"),
         (["--manifest={tmp}", "--losses=-", "--state={tmp}/no/s"], "--state {tmp}/no/s: the folder {tmp}/no does not"),
         (

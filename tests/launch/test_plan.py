@@ -75,6 +75,11 @@ def test_several_tolerances(capsys: pytest.CaptureFixture[str]) -> None:
     _, *tables = capsys.readouterr().out.split("Examples needed to accept a threshold at delta ")
     named = {(float(table.split()[0].strip(",")), float(table.split()[2].strip(","))): _rows(table) for table in tables}
     assert named == alone
+    assert main(["plan", "--delta=0.02,0.03,0.1", "--risk_guess=0.01,0.02", "--p_value=hoeffding"]) == 0
+    printed = capsys.readouterr().out
+    # What no number of examples can show takes nothing from the rest.
+    assert "an expected loss of 0.02 is not below --delta=0.02: no number of examples can prove that it is." in printed
+    assert [len(_rows(table)["hoeffding"]) for table in printed.split("at delta ")[1:]] == [1, 2, 2]
     assert main([*asked, "--delta=0.1,0.2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["needed"]
     assert [(each["delta"], each["risk"], each["p_value"]) for each in found] == [
@@ -213,7 +218,7 @@ def test_a_missing_extra_is_named(
         (["--delta=0.1"], "--risk_guess is missing: expected losses, comma-separated (or --pilot with measured ones)."),
         (["--delta=5", "--risk_guess=0.1"], "--delta must be in (0, 1), got 5. It is a fraction"),
         (["--delta=0.05,2", "--risk_guess=0.03"], "--delta must be in (0, 1), got 2. It is a fraction"),
-        (["--delta=0.05,0.1", "--risk_guess=0.07"], "an expected loss of 0.07 is not below --delta=0.05"),
+        (["--delta=0.05,0.1", "--risk_guess=0.2"], "an expected loss of 0.2 is not below --delta=0.1"),
         (
             ["--delta=10%", "--risk_guess=0.03"],
             "argument --delta: expected numbers separated by commas, got '10%'. For 5 % pass 0.05",

@@ -280,6 +280,17 @@ def _slow(manifest: Manifest) -> Calibration:
     return dataclasses.replace(manifest.calibrations[0], pays=False, layers=manifest.model.layers, risk=0.0, **of_none)
 
 
+def test_variants_are_described_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row has the letter of its variant; below the table each letter is described, and rows stay single lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    PlainConsole().print(choices_table(build_timed_manifest(), (0.9, None)))
+    printed = capsys.readouterr().out
+    assert re.search(r"^ textual +0\.1 +0\.9 a .* -10% .* 0\.6 b \(p = 0\.3\) *$", printed, re.MULTILINE)
+    assert re.search(r"^ textual +0\.01 +never exit .* 0\.9 c \(p = 0\.3\) *$", printed, re.MULTILINE)
+    exits = "Exits: a tau 4, from layer 2; b tau 1, from layer 1; c tau 1, from layer 2."
+    assert exits in " ".join(printed.split())
+
+
 def test_several_speeds_are_a_table() -> None:
     """One promise has its speed in a sentence; of several, a table says once where and how they were measured."""
     alone = build_timed_manifest()
@@ -305,7 +316,7 @@ def test_several_speeds_are_a_table() -> None:
     assert "Fine-tuning moves exits down" in " ".join(text.split())
     assert headline(several).endswith(
         " On the machine that calibrated, 0.50 to 1.25 times as fast as the full model one prompt at a time, 0.80 in "
-        "batches of 64; below 1 is slower."
+        "batches of 64; below 1 is slower. For 1 other, nothing that is faster was proved."
     )
     assert max(map(len, text.splitlines())) <= 80
 

@@ -177,6 +177,10 @@ def test_prompts_are_refused_that_calibration_refuses(of_text: Generator, prompt
         (" \n", "the prompt is empty."),
         ("a\0b", "the prompt: holds a NUL character, which vocabularies read as an unknown piece"),
         ([0, 0], r"the prompt is empty, or holds padding \(0\) only."),
+        (
+            ["a", "b"],
+            "the prompt: expected a text or token ids, got a list of texts. For several, call generate_batch.",
+        ),
         ([5, 64], "the prompt: token ids must be integers from 0 to 63, got 64."),
         ([5, -1], "the prompt: token ids must be integers from 0 to 63, got -1."),
         ([True], "the prompt: token ids must be integers from 0 to 63, got True."),

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes
@@ -26,6 +28,9 @@ from calm_beam.report import (
 from calm_beam.storage import absolute, check_writable, is_file, is_folder, joined, obstacle
 
 from .request import ReportRequest
+
+if TYPE_CHECKING:
+    from calm_beam.checkpoints import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,9 +107,12 @@ def _build(request: ReportRequest, output: str, *, model: ReportedModel | None =
             raise UsageError(
                 f"--speedup: {request.folder} has several variants, and speedups are of one. Leave it out."
             )
-        write_page(build_variants_page(calibrated, sizes=None if model is None else model.sizes), output)
+        remarks: list[str] = []
+        _, sizes = _checkpoint(request, manifest, remarks=remarks) if model is None else (None, model.sizes)
+        _say_remarks(remarks)
+        write_page(build_variants_page(calibrated, sizes=sizes), output)
         return
-    remarks: list[str] = []
+    remarks = []
     stored = _stored(request, calibrated, remarks=remarks)
     if not stored:
         model = ReportedModel(sizes=None, vocabulary=None)
@@ -122,9 +130,13 @@ def _build(request: ReportRequest, output: str, *, model: ReportedModel | None =
         seed=request.seed,
         remarks=remarks,
     )
+    _say_remarks(remarks)
+    write_page(page, output)
+
+
+def _say_remarks(remarks: Iterable[str]) -> None:
     for remark in remarks:
         say(f"calm-beam report: {remark}")
-    write_page(page, output)
 
 
 def _build_external(request: ReportRequest, output: str) -> None:
@@ -157,13 +169,14 @@ def _stored(request: ReportRequest, calibrated: Calibrated, *, remarks: list[str
     return StoredOutputs.read(folder, calibrated.manifest)
 
 
-def _model(request: ReportRequest, manifest: Manifest, *, remarks: list[str]) -> ReportedModel:
-    """Returns the available parts of the model; a named part that is wrong is an error."""
+def _checkpoint(
+    request: ReportRequest, manifest: Manifest, *, remarks: list[str]
+) -> tuple["Checkpoint | None", DecoderSizes | None]:
+    """Returns the model and its sizes, as far as they are available; a model that is named and wrong is an error."""
     # Here, since it needs JAX, which a calibration of stored generations does without.
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
-    from calm_beam.serving.agreement import check_model, check_vocabulary
+    from calm_beam.serving.agreement import check_model
 
-    vocabulary_path = request.vocabulary
     checkpoint = sizes = None
     try:
         checkpoint = load_checkpoint(request.named_model or manifest.model.uri, declared=declared(request))
@@ -171,13 +184,24 @@ def _model(request: ReportRequest, manifest: Manifest, *, remarks: list[str]) ->
         # Which operations a test takes, its measure says.
         check_named(manifest.decode.confidence, request.confidence)
         sizes = DecoderSizes.of(checkpoint.config)
-        vocabulary_path = vocabulary_path or checkpoint.vocabulary_uri
     except MeasureError as error:
         remarks.append(f"Floating point operations are not counted: {error}")
     except (CheckpointError, ManifestError, OSError) as error:
         if request.named_model is not None:
             raise UsageError(f"--checkpoint: {error}") from error
         remarks.append(f"Floating point operations are not counted, since the model is not available: {error}")
+    return checkpoint, sizes
+
+
+def _model(request: ReportRequest, manifest: Manifest, *, remarks: list[str]) -> ReportedModel:
+    """Returns the available parts of the model; a named part that is wrong is an error."""
+    # Here, as above.
+    from calm_beam.serving.agreement import check_vocabulary
+
+    checkpoint, sizes = _checkpoint(request, manifest, remarks=remarks)
+    vocabulary_path = request.vocabulary
+    if sizes is not None and checkpoint is not None:
+        vocabulary_path = vocabulary_path or checkpoint.vocabulary_uri
     if manifest.vocabulary is None and request.vocabulary is None:
         return ReportedModel(sizes=sizes, vocabulary=None)
     try:

@@ -125,12 +125,13 @@ def _is_of_the_risk_table(page: str, output: pathlib.Path, *, printed: str) -> N
     rule = next(place for place, line in enumerate(lines) if place > start and "───" in line)
     assert "\n".join(lines[start:rule]) in page
     (shown,) = re.findall(
-        r"^ (textual) +([\d.]+) +([\d.]+) +([\d.]+) +\d+% +([\d.]+) +[\d.]+ \(p = [\d.]+\)\n"
-        r" +(\w+) *\n +from layer (\d) *\n +in steps of (\d) *$",
+        r"^ (textual) +([\d.]+) +([\d.]+) ([a-z]) +([\d.]+) +\d+% +[-+]\d+% +([\d.]+) +[\d.]+(?: [a-z])? \(p = [\d.]+\)$",
         page,
         re.MULTILINE,
     )
-    consistency, delta, threshold, layers, loss, measure, lowest, interval = shown
+    consistency, delta, threshold, letter, layers, loss = shown
+    (exits,) = re.findall(rf"^Exits: .*\b{letter} (\w+), from layer (\d) in steps of (\d)", page, re.MULTILINE)
+    measure, lowest, interval = exits
     with open(output / "risk_table.csv", encoding="utf-8", newline="") as file:
         (row,) = [
             row

@@ -125,7 +125,8 @@ def _is_of_the_risk_table(page: str, output: pathlib.Path, *, printed: str) -> N
     rule = next(place for place, line in enumerate(lines) if place > start and "───" in line)
     assert "\n".join(lines[start:rule]) in page
     (shown,) = re.findall(
-        r"^ (textual) +([\d.]+) +([\d.]+) ([a-z]) +([\d.]+) +\d+% +[-+]\d+% +([\d.]+) +[\d.]+(?: [a-z])? \(p = [\d.]+\)$",
+        r"^ (textual) +([\d.]+) +([\d.]+) ([a-z]) +([\d.]+) +\d+% +[-+]\d+% +([\d.]+) +[\d.]+(?: [a-z])? "
+        r"\(p = [\d.]+\)$",
         page,
         re.MULTILINE,
     )

@@ -536,7 +536,7 @@ def _end_of_test(entry: Calibration, *, ways: Mapping[Variant, str], level: floa
     if last.rejected:
         return "end of grid" if last.variant is None else "end of path"
     compared = "" if level is None else f" > {level:.3g}"
-    # The letter stands in the same line already where it is that of the chosen one.
+    # The chosen threshold has the same letter in this row already.
     variant = None if last.variant == entry.variant else last.variant
     return f"{_in_letters(last.threshold, variant, ways)} (p = {last.p_value:.2g}{compared})"
 

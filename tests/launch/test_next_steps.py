@@ -77,7 +77,7 @@ def test_nothing_is_answered_where_nothing_was_proved() -> None:
     plan = "calm-beam plan --delta={} --epsilon=0.05 --risk_guess={} --p_value=hoeffding_bentkus"
     assert printed((0.02, 0.015)) == [plan.format(0.02, 0.015)]
     assert printed((0.02, 0.03), (0.1, 0.09)) == [plan.format(0.1, 0.09)]
-    assert printed((0.01, 0.03)) == [plan.format(0.01, 0)]
+    assert printed((0.01, 0.03)) == [plan.format(0.01, 0.005)]
     assert printed((0.02, 0.03)) == []
 
 

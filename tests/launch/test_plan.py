@@ -77,7 +77,7 @@ def test_several_tolerances(capsys: pytest.CaptureFixture[str]) -> None:
     assert named == alone
     assert main(["plan", "--delta=0.02,0.03,0.1", "--risk_guess=0.01,0.02", "--p_value=hoeffding"]) == 0
     printed = capsys.readouterr().out
-    # What no number of examples can show takes nothing from the rest.
+    # A question that no number of examples can answer takes nothing from the others.
     assert "an expected loss of 0.02 is not below --delta=0.02: no number of examples can prove that it is." in printed
     assert [len(_rows(table)["hoeffding"]) for table in printed.split("at delta ")[1:]] == [1, 2, 2]
     assert main([*asked, "--delta=0.1,0.2", "--json"]) == 0

@@ -229,9 +229,7 @@ def test_certifications_are_counted(tmp_path: pathlib.Path, capsys: pytest.Captu
     assert len(_certify(losses, "--overwrite", "--p_value=wsr")) == 1
     write_csv(losses, coin_rows(400))
     assert [plan.command for plan in _certify(losses, "--overwrite")] == ["certify", "certify"]
-    printed = capsys.readouterr()
-    for text in (printed.err, printed.out):
-        assert "This is the 3rd plan on these losses" in text
+    assert "This is the 3rd plan on these losses" in capsys.readouterr().out
     page = (tmp_path / "certification" / "report.html").read_text(encoding="utf-8")
     assert "This is the 3rd plan on these losses" in page
     assert main(["inspect", str(tmp_path / "certification")]) == 0

@@ -80,7 +80,7 @@ def test_forecasts_as_json(folder: pathlib.Path, capsys: pytest.CaptureFixture[s
     """`plan` and `suitability` print their figures."""
     found = _json(capsys, "plan", "--delta=0.1", "--risk_guess=0.03", "--p_value=hoeffding_bentkus")
     ((needed),) = found["needed"]
-    assert needed.keys() == {"risk", "std", "p_value", "examples"}
+    assert needed.keys() == {"delta", "epsilon", "risk", "std", "p_value", "examples"}
     assert needed["examples"] > 30
     model, data = f"--checkpoint={folder / 'model'}", f"--data={folder / 'rows.jsonl'}"
     forecast = _json(capsys, "suitability", model, data, "--max_examples=5", "--max_decode_length=4")

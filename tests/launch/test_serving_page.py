@@ -14,6 +14,7 @@ from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
 from calm_beam.manifest import ManifestError, write_manifest
 from calm_beam.outputs import read_answers
+from calm_beam.serving import Generator
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import write_model, write_vocabulary
 from tests.snippets import ROOT, blocks, own_commands
@@ -42,7 +43,12 @@ def test_what_the_page_shows_runs(
         tuple(build_entry(threshold, delta=delta, metric="rouge_l_unicode") for threshold, delta in _PROMISES),
         vocabulary=Vocabulary(tmp_path / "v.model"),
     )
-    manifest = dataclasses.replace(manifest, model=dataclasses.replace(manifest.model, uri=str(model)))
+    engine = Generator.from_manifest(manifest, model, delta=0.05).engine.batch
+    manifest = dataclasses.replace(
+        manifest,
+        model=dataclasses.replace(manifest.model, uri=str(model)),
+        decode=dataclasses.replace(manifest.decode, engine=engine),
+    )
     write_manifest(manifest, tmp_path / "demo" / "manifest.json")
     (tmp_path / "prompts").mkdir()
     with gzip.open(tmp_path / "prompts" / "some.jsonl.gz", "wt") as file:

@@ -189,6 +189,14 @@ class Calibration(ThresholdTest, TestedEntry[PathEntry, Look]):
             f"epsilon={shown(self.epsilon)}, p_value={self.p_value}"
         )
 
+    def has_proved_exits(self, layers: int) -> bool:
+        """Returns whether anything that lets tokens exit was proved, even if nothing of it pays.
+
+        Args:
+          layers: The decoder's depth.
+        """
+        return any(step.rejected and step.layers < layers for step in self.path)
+
     def promise_in_words(self) -> str:
         """Returns the promise without its group, as text: `textual > 0.3, rouge_l, delta 0.1, epsilon 0.05`."""
         return f"{self.objective.consistency_in_words()}, {self.metric}, delta {self.delta:g}, epsilon {self.epsilon:g}"

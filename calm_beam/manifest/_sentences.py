@@ -61,7 +61,7 @@ def _why_no_faster(entry: Calibration, manifest: Manifest) -> str:
     A static exit at the last layer, or a threshold that no token reaches, is the full model, and always proved. Where
     nothing else was, the failed test that came closest is named.
     """
-    if any(step.rejected and step.layers < manifest.model.layers for step in entry.path):
+    if entry.has_proved_exits(manifest.model.layers):
         return "what was proved was forecast to be no faster"
     closest = min((step for step in entry.path if not step.rejected), key=lambda step: step.p_value, default=None)
     if closest is None:

@@ -365,6 +365,9 @@ def _forecast(manifest: Manifest) -> Iterator[str]:
     """Yields the command that says how many examples would prove the promise nearest to it, if more examples may."""
     hopeful: list[tuple[Calibration, float]] = []
     for entry in manifest.calibrations:
+        if entry.pays is False and entry.has_proved_exits(manifest.model.layers):
+            # What was proved is no faster: more examples do not help.
+            continue
         risk = entry.path[0].risk
         if has_too_few(entry, manifest.data.units, manifest.pareto):
             # Of so few examples a mean says little: it may be high by chance.

@@ -116,11 +116,12 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
     sure = max(map(manifest.stated_error_of, manifest.calibrations))
     probability = f"probability at least {100 * (1 - sure):.6g} %"
     kept = [entry for entry in manifest.calibrations if entry.threshold is not None]
-    if not kept:
-        return (
-            f"None of {promises} could be proved with {probability}: every token runs all layers, and nothing is saved."
-        )
     unpaid = sum(entry.pays is False for entry in manifest.calibrations)
+    if not kept:
+        what = f"None of {promises} could be proved"
+        if unpaid:
+            what = f"Nothing that is faster could be proved for any of {promises}"
+        return f"{what} with {probability}: every token runs all layers, and nothing is saved."
     others = f" For {counted(unpaid, 'other')}, nothing that is faster was proved." if unpaid else ""
     depth = manifest.model.layers
     least, most = min(entry.layers for entry in kept), max(entry.layers for entry in kept)
@@ -194,11 +195,10 @@ def _ways_to_go_on(manifest: Manifest) -> Iterator[str]:
 
 def _begins_with_failure(entry: Calibration, manifest: Manifest) -> bool:
     """Returns whether every test of a promise failed at its first threshold; full depth is no exit."""
-    exits = (step for step in entry.path if step.layers < manifest.model.layers)
     steps = _steps_of_grid(entry, manifest)
     # A failed confirmation, and proved thresholds that do not pay, have other remedies.
     is_first = bool(steps) and not any(step.rejected for step in steps)
-    return is_first and entry.chosen is None and not any(step.rejected for step in exits)
+    return is_first and entry.chosen is None and not entry.has_proved_exits(manifest.model.layers)
 
 
 def _steps_of_grid(entry: Calibration, manifest: Manifest) -> list[PathEntry]:

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import shlex
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.calm_beam.manifest.builders import (
     build_path_entry,
     build_plan_record,
     build_planned_manifest,
+    build_timed_manifest,
 )
 from tests.pipelines import SHORT_FLAGS
 
@@ -79,6 +81,17 @@ def test_nothing_is_answered_where_nothing_was_proved() -> None:
     assert printed((0.02, 0.03), (0.1, 0.09)) == [plan.format(0.1, 0.09)]
     assert printed((0.01, 0.03)) == [plan.format(0.01, 0.005)]
     assert printed((0.02, 0.03)) == []
+
+
+def test_more_examples_are_not_suggested_where_what_was_proved_does_not_pay() -> None:
+    """A threshold that was proved and is no faster has no command for more examples."""
+    timed = build_timed_manifest()
+    first, second = timed.calibrations
+    assert first.has_proved_exits(timed.model.layers)
+    of_none: dict[str, Any] = dict.fromkeys(("threshold", "variant", "threshold_by_position", "rule"))
+    unpaid = dataclasses.replace(first, pays=False, layers=timed.model.layers, risk=0.0, **of_none)
+    slow = dataclasses.replace(timed, calibrations=(unpaid, second))
+    assert not any(f"plan --delta={first.delta:g} " in command for command in next_commands(slow, "out"))
 
 
 def test_nothing_is_answered_where_results_were_seen_before() -> None:

@@ -291,6 +291,14 @@ def test_variants_are_described_once(capsys: pytest.CaptureFixture[str], monkeyp
     assert exits in " ".join(printed.split())
 
 
+def test_nothing_that_pays_is_not_nothing_proved() -> None:
+    """Where thresholds were proved that are no faster, the headline does not say that nothing could be proved."""
+    timed = build_timed_manifest()
+    slow = _slow(timed)
+    several = dataclasses.replace(timed, calibrations=(slow, timed.calibrations[1]), speeds=None)
+    assert headline(several).startswith("Nothing that is faster could be proved for any of 2 promises with probability")
+
+
 def test_several_speeds_are_a_table() -> None:
     """One promise has its speed in a sentence; of several, a table says once where and how they were measured."""
     alone = build_timed_manifest()

@@ -244,7 +244,7 @@ def test_what_is_said_names_arguments(tmp_path: pathlib.Path, capsys: pytest.Cap
     """Messages on stderr name Python's arguments, and nothing is printed to stdout."""
     calm.calibrate(output=tmp_path / "out", **{**_SMALL, **_IDS, "thresholds": 0.5})
     printed = capsys.readouterr()
-    assert "run again with resume=True and serve, which names it, or joint=True." in printed.err
+    assert "with serve, or pass joint=True (stop this run, and go on with that flag and resume=True)." in printed.err
     assert printed.out == ""
 
 

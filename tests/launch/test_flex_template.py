@@ -109,4 +109,4 @@ def test_the_script_is_calibrate(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(_FOLDER / "main.py"), run_name="__main__")
     assert ended.value.code == 2
-    assert "calm-beam calibrate: delta must be in (0, 1), got 5" in capsys.readouterr().err
+    assert "calm-beam calibrate: --delta must be in (0, 1), got 5" in capsys.readouterr().err

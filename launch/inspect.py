@@ -178,12 +178,11 @@ def _check_agreement(manifest: Manifest, request: InspectRequest) -> str | None:
 def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     model, decode, data = manifest.model, manifest.decode, manifest.data
     pareto = None if manifest.plan is None else manifest.plan.pareto
-    schedule = decode.schedule if decode.tau is None or pareto else f"{decode.schedule}, tau {decode.tau:g}"
+    tau, interval = manifest.shared_by_variants("tau"), manifest.shared_by_variants("exit_interval")
+    schedule = decode.schedule if tau is None else f"{decode.schedule}, tau {tau:g}"
     first = "the variant's layer" if pareto else f"layer {decode.min_exit_layer}"
-    has_own_steps = pareto is not None and pareto.is_each_ones("exit_interval")
-    steps = "" if decode.exit_interval == 1 or has_own_steps else f" in steps of {decode.exit_interval}"
-    has_own_measure = pareto is not None and pareto.is_each_ones("confidence")
-    confidence = "the variant's" if has_own_measure else decode.confidence
+    steps = "" if interval in (None, 1) else f" in steps of {interval}"
+    confidence = manifest.shared_by_variants("confidence") or "the variant's"
     console.print(f"Manifest of {printable_line(manifest.created)}{_form_in_words(manifest)}; its digest is right.")
     console.print(f"Model: {counted(model.layers, 'decoder layer')}, {model.fingerprint}", soft_wrap=True)
     console.print(f"  read from {printable_line(model.uri)}", soft_wrap=True)

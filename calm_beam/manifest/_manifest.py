@@ -413,6 +413,12 @@ class Manifest(WrittenManifest[Calibration]):
         """Returns the decoding settings of an entry, with its own variant if it has one."""
         return self.decode if entry.variant is None else _with_variant(self.decode, entry.variant)
 
+    def shared_by_variants(self, field: str) -> Any:
+        """Returns the value of a field of `decode`, such as `confidence`; None if each variant has its own."""
+        pareto = None if self.plan is None else self.plan.pareto
+        has_own = pareto is not None and getattr(pareto.variants[0], field) is not None
+        return None if has_own else getattr(self.decode, field)
+
     def _check_entry(self, entry: Calibration, *, at: str) -> None:
         super()._check_entry(entry, at=at)
         full = self.model.layers

@@ -90,10 +90,6 @@ class ParetoPlan(Record):
         """The procedure of the tests."""
         return EACH_VARIANT if self.choosing_share is None else PARETO
 
-    def is_each_ones(self, field: str) -> bool:
-        """Returns whether each variant has its own value of a field, such as `confidence`, instead of `decode`'s."""
-        return getattr(self.variants[0], field) is not None
-
     def share_of(self, epsilon: float) -> float:
         """Returns the level at which a variant is tested: epsilon, or its share if each is tested by itself."""
         return epsilon / len(self.variants) if self.choosing_share is None else epsilon

@@ -216,19 +216,17 @@ def _counts(manifest: Manifest) -> list[list[Any]]:
 def facts(manifest: Manifest) -> list[list[str]]:
     """Returns what the guarantee is about, as pairs of a name and a value."""
     model, decode, data, plan = manifest.model, manifest.decode, manifest.data, manifest.plan
-    pareto = None if plan is None else plan.pareto
-    schedule = decode.schedule if decode.tau is None or pareto else f"{decode.schedule}, τ = {decode.tau:g}"
-    exits, confidence = _exits(decode, num_layers=model.layers), decode.confidence
-    if pareto is not None:
-        has_own_steps = pareto.is_each_ones("exit_interval")
-        steps = f", in steps of {decode.exit_interval}" if decode.exit_interval > 1 and not has_own_steps else ""
+    tau, interval = manifest.shared_by_variants("tau"), manifest.shared_by_variants("exit_interval")
+    schedule = decode.schedule if tau is None else f"{decode.schedule}, τ = {tau:g}"
+    exits = _exits(decode, num_layers=model.layers)
+    if plan is not None and plan.pareto is not None:
+        steps = "" if interval in (None, 1) else f", in steps of {interval}"
         exits = f"from the layer of the variant on{steps}"
-        confidence = "that of the variant" if pareto.is_each_ones("confidence") else confidence
     near_ties = near_ties_in_words(manifest)
     facts = [
         ["Model", f"{short_place(model.uri)} ({counted(model.layers, 'decoder layer')})"],
         ["Model fingerprint", model.fingerprint],
-        ["Confidence", confidence],
+        ["Confidence", manifest.shared_by_variants("confidence") or "that of the variant"],
         ["Schedule", schedule],
         ["State propagation", decode.state_propagation],
         ["Exits", exits],

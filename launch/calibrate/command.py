@@ -395,12 +395,10 @@ def _naming(entry: Calibration, manifest: Manifest) -> dict[str, object]:
 
 def price_of_tests(manifest: Manifest, shares: Sequence[float | None]) -> Iterator[str]:
     """Yields a warning for promised thresholds at which exit tests cost more than exits save."""
-    dearest, entry = max(
-        ((share, entry) for entry, share in zip(manifest.calibrations, shares, strict=True) if share is not None),
-        key=operator.itemgetter(0),
-        default=(0, None),
-    )
-    if dearest > 1 and entry is not None:
+    pairs = zip(manifest.calibrations, shares, strict=True)
+    dear = [(share, entry) for entry, share in pairs if share is not None and share > 1]
+    if dear:
+        _, entry = max(dear, key=operator.itemgetter(0))
         yield (
             f"At some thresholds, the tests of {printable_line(manifest.decode_of(entry).confidence)} cost more "
             "operations than exits save. calm-beam suitability forecasts which layers had better exit; calibrate those "

@@ -104,7 +104,7 @@ class _Run:
 
     def simulated(self) -> str:
         """Returns a sentence on how simulation replaces what cannot be computed."""
-        return f"{counted(self.request.replications or _REPLICATIONS, 'calibration')}, seed {self.request.seed}"
+        return f"{counted(self.questions[0].replications, 'calibration')}, seed {self.request.seed}"
 
     def title(self, question: PowerQuestion, guess: GuessedLosses) -> str:
         """Returns the name of a question about guessed losses."""

@@ -108,7 +108,10 @@ def _build(request: ReportRequest, output: str, *, model: ReportedModel | None =
                 f"--speedup: {request.folder} has several variants, and speedups are of one. Leave it out."
             )
         remarks: list[str] = []
-        _, sizes = _checkpoint(request, manifest, remarks=remarks) if model is None else (None, model.sizes)
+        if model is None:
+            _, sizes = _checkpoint(request, manifest, remarks=remarks)
+        else:
+            sizes = model.sizes
         _say_remarks(remarks)
         write_page(build_variants_page(calibrated, sizes=sizes), output)
         return

@@ -95,8 +95,10 @@ def _inspect(path: str, request: InspectRequest) -> None:
             _describe_plans(console, manifest, path=manifest_path)
             give({"manifest": manifest.to_dict()})
             return
-        agreed = _check_agreement(manifest, request)
-        _describe_manifest(console, manifest)
+        checkpoint = _named_checkpoint(request)
+        agreed = None if checkpoint is None else _check_agreement(manifest, request, checkpoint)
+        operations = () if checkpoint is None else _operations(manifest, checkpoint)
+        _describe_manifest(console, manifest, operations=operations)
         _describe_plans(console, manifest, path=manifest_path)
         if agreed:
             console.print(agreed)
@@ -139,22 +141,37 @@ def _refuse_unfinished(path: str) -> None:
         )
 
 
-def _check_agreement(manifest: Manifest, request: InspectRequest) -> str | None:
-    """Returns a sentence that the manifest belongs to the named model; None if no model is named.
+def _named_checkpoint(request: InspectRequest) -> Checkpoint | None:
+    """Returns the model to compare a manifest with; None if none is named.
 
     Raises:
-      ManifestError: If it does not, or cannot be served, with the message of `calm-beam generate`.
       UsageError: If a vocabulary is named without a model.
     """
     if request.checkpoint is None:
         if (given := request.naming_a_model()) is not None:
             raise UsageError(f"--{given} belongs to --checkpoint, which is missing.")
         return None
+    return load_checkpoint(os.fspath(request.checkpoint), declared=declared(request))
+
+
+def _operations(manifest: Manifest, checkpoint: Checkpoint) -> Sequence[float | None]:
+    """Returns what decoding takes of the full model's operations, for each entry."""
     # Imported here, since it needs JAX, which a manifest alone does not.
+    from calm_beam.evaluation.flops import DecoderSizes, shares_of_operations
+
+    return shares_of_operations(manifest, DecoderSizes.of(checkpoint.config))
+
+
+def _check_agreement(manifest: Manifest, request: InspectRequest, checkpoint: Checkpoint) -> str:
+    """Returns a sentence that a manifest belongs to a model.
+
+    Raises:
+      ManifestError: If it does not, or cannot be served, with the message of `calm-beam generate`.
+    """
+    # Imported here, as above.
     from calm_beam.decoding.engine_choice import Machine
     from calm_beam.serving.agreement import agreed_settings, other_engine_in_words, recorded_vocabulary, served_engine
 
-    checkpoint = load_checkpoint(os.fspath(request.checkpoint), declared=declared(request))
     vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=request.vocabulary)
     others: dict[str, None] = {}
     for entry in manifest.calibrations:
@@ -175,7 +192,7 @@ def _check_agreement(manifest: Manifest, request: InspectRequest) -> str | None:
     return " ".join([found, *(f"Here, {sentence}" for sentence in others if sentence)])
 
 
-def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
+def _describe_manifest(console: PlainConsole, manifest: Manifest, *, operations: Sequence[float | None]) -> None:
     model, decode, data = manifest.model, manifest.decode, manifest.data
     pareto = None if manifest.plan is None else manifest.plan.pareto
     tau, interval = manifest.shared_by_variants("tau"), manifest.shared_by_variants("exit_interval")
@@ -220,7 +237,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     if data.groups is not None and manifest.plan is not None:
         groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
         console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
-    console.print(choices_table(manifest))
+    console.print(choices_table(manifest, operations))
     for found in (*confirmation_lines(manifest), *speed_lines(manifest)):
         console.print(found)
     console.print(tests_in_words(manifest))

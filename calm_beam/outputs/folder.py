@@ -159,20 +159,26 @@ class Home(Generic[J]):
         return None
 
     def after_failure(self, folder: str, *, is_over: bool) -> str:
-        """Returns a sentence on what a failed run has left in a folder; empty if no shard was finished.
+        """Returns a sentence on what a failed run has left in a folder; empty if it had begun nothing.
 
         Without a finished shard, the files are removed if the run `is_over`: remote workers may continue for a while.
         """
+        words = ""
         if self.JOB.shard_files(folder):
             return f"{self._extent(folder)} in {folder}: {self._again} goes on from there."
         if is_over:
+            if is_file(joined(folder, self.JOB.FILE)):
+                words = (
+                    f"{self._extent(folder)}, so nothing is kept: the same command begins again. With more shards "
+                    "(--num_shards), a run that ends early keeps more."
+                )
             self._remove([folder])
             if not is_cloud_path(self.output):
                 # Only empty folders: users may keep other files there.
                 for left in (*self._below(), self.output):
                     with contextlib.suppress(OSError):
                         os.rmdir(left)
-        return ""
+        return words
 
     def remove_temporary_files(self) -> None:
         """Removes unfinished files of a killed process."""
@@ -261,6 +267,10 @@ class GenerationsHome(Home[G]):
             for path in list_files(joined(glob.escape(self.output), *below, ".*.tmp")):
                 remove_file(path)
 
+    def folders(self) -> list[str]:
+        """Returns the folders of generations in the directory: it alone if it is one of them, as flags may name it."""
+        return [self.output] if is_file(joined(self.output, self.JOB.FILE)) else self._found()
+
     def only_folder(self, *, flag: str = "--generations") -> str:
         """Returns the folder of generations that a flag names: the directory itself, or the only one in it.
 
@@ -270,10 +280,7 @@ class GenerationsHome(Home[G]):
         Raises:
           UsageError: If there is none, or if there are several.
         """
-        path = self.output
-        if is_file(joined(path, self.JOB.FILE)):
-            return path
-        found = self._found()
+        path, found = self.output, self.folders()
         if not found:
             raise UsageError(
                 f"{flag} {path}: no {self.JOB.FILE} there and no {_GENERATIONS} below it, so this is no folder of a "

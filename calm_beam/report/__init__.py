@@ -6,6 +6,7 @@ Everything in it is read back from what a calibration has stored: manifest, risk
 from .document import LARGEST_PAGE as LARGEST_PAGE
 from .document import write_page as write_page
 from .page import build_page as build_page
+from .promise import first_shown as first_shown
 from .settings import build_setting_page as build_setting_page
 from .stored import Calibrated as Calibrated
 from .stored import ReportError as ReportError

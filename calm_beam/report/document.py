@@ -407,13 +407,14 @@ class Page:
     facts: Sequence[tuple[str, str]]
     fewer: str
 
-    def written(self, heading: str, opening: str, sections: Sequence[Section]) -> str:
+    def written(self, heading: str, opening: str, sections: Sequence[Section], *, style: str = "") -> str:
         """Returns the page, of at most `LARGEST_PAGE` bytes.
 
         Args:
           heading: Of the page.
           opening: What was found, as HTML.
           sections: What follows, before the facts.
+          style: What the page adds to the style that all such pages have.
 
         Raises:
           ReportError: If it would be larger.
@@ -430,7 +431,7 @@ class Page:
             kind=self.kind,
             title=self.title,
             made=self.made,
-            style=_STYLE + series_styles(),
+            style=_STYLE + series_styles() + style,
             scripts=("tables.js",),
         )
         if (size := len(page.encode())) > LARGEST_PAGE:

@@ -6,9 +6,12 @@ much of the beginning and of the end stays, and the part in between. `report.js`
 `tests/calm_beam/report/unpacking.py` does the same in Python.
 
 Exits are counted by output position and threshold, with the operations that they save.
+
+Pages without a slider show an example as HTML, under one threshold.
 """
 
 import dataclasses
+import html
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
@@ -22,7 +25,7 @@ from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary
 from calm_beam.outputs import Generation, Output, open_shard
 from calm_beam.text import printable, printable_line, shortened
 
-from .document import with_short_places
+from .document import shown, with_short_places
 from .stored import StoredOutputs
 
 # Longer ones are cut, which the page says of each.
@@ -83,6 +86,50 @@ def example_values(
     else:
         values["outputs"] = pack_outputs([generation.outputs[lane] for lane in lanes], dictionary)
     return values
+
+
+def example_html(generation: Generation, lane: int, *, num_layers: int, vocabulary: Vocabulary | None) -> str:
+    """Returns one example as HTML: its prompt, an output in the colours of its exit layers, and the full model's.
+
+    Args:
+      generation: The example with its outputs.
+      lane: Which of the outputs to show, as `example_values` counts them.
+      num_layers: Depth of the decoder.
+      vocabulary: As `example_values` takes it; None shows outputs as ids.
+    """
+    values = example_values(generation, (), dictionary=Dictionary(), vocabulary=vocabulary)
+    about = f'<p class="id">{shown(values["id"])}</p><p class="prompt" dir="auto">{html.escape(values["prompt"])}</p>'
+    if generation.failure is not None:
+        return f'<div class="example">{about}<p class="failure">failed: {shown(values["failure"])}</p></div>'
+    full, output = generation.outputs[0], generation.outputs[lane]
+    layers = output.exit_layers
+    mean = f"{sum(layers) / len(layers):.2f} layers a token" if layers else "no token"
+    same = "the same" if full.tokens == output.tokens else _tokens_html(full, vocabulary)
+    return (
+        f'<div class="example">{about}<div class="pair">'
+        f'<div><p class="label">with early exits <span>{mean}</span></p>'
+        f'<p class="output" dir="auto">{_tokens_html(output, vocabulary, num_layers=num_layers)}</p></div>'
+        f'<div><p class="label">full model <span>{num_layers} layers a token</span></p>'
+        f'<p class="output" dir="auto">{same}</p></div></div></div>'
+    )
+
+
+def _tokens_html(output: Output, vocabulary: Vocabulary | None, *, num_layers: int | None = None) -> str:
+    """Returns the tokens of an output, as `tokenSpans` of the page's script does; coloured if a depth is given."""
+    spans: list[str] = []
+    pieces = pieces_of(output.tokens, vocabulary)
+    for piece, layer, confidence in zip(pieces, output.exit_layers, output.confidences, strict=True):
+        text = piece.replace("▁", " ") or " end"
+        # A token that is a space alone is seen by its colour; in other tokens the space is none of theirs.
+        inside = text if text == " " else text.removeprefix(" ")
+        space = " " if spans and inside != text else ""
+        kind = "token" if piece else "token eos"
+        if num_layers is None:
+            spans.append(f'{space}<span class="{kind}">{html.escape(inside)}</span>')
+        else:
+            about = f"layer {layer} of {num_layers}, confidence {confidence:.3f}"
+            spans.append(f'{space}<span class="{kind} l{layer} coloured" title="{about}">{html.escape(inside)}</span>')
+    return "".join(spans)
 
 
 def pieces_of(tokens: Iterable[int], vocabulary: Vocabulary | None) -> list[str]:

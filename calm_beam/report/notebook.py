@@ -11,7 +11,7 @@ from calm_beam.text import counted, printable_line
 from .document import details, file_text, layer_styles, shown
 from .page import facts
 from .plain import sentence_html, setting_chart
-from .promise import CONDITION, cautions, names_of_places, sequence_begins, together_in_words
+from .promise import CONDITION, cautions, first_shown, names_of_places, sequence_begins, together_in_words
 from .settings import promise_html as setting_promise_html
 from .settings import setting_cautions
 
@@ -37,12 +37,8 @@ class _Step:
 
 
 def manifest_html(manifest: Manifest) -> str:
-    """Returns a promise of a manifest as text, the test behind it as a drawing, and a table of all promises.
-
-    It is the one that is served; else the first by which tokens exit, in the manifest's order; else the first of all.
-    """
-    exiting = (entry for entry in manifest.calibrations if entry.threshold is not None)
-    first = manifest.served or next(exiting, manifest.calibrations[0])
+    """Returns a manifest's first promise as text, the test behind it as a drawing, and a table of all promises."""
+    first = first_shown(manifest)
     name = names_of_places(step.variant for step in first.path)
     steps = [
         _Step(

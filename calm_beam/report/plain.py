@@ -17,7 +17,7 @@ from calm_beam.manifest import Calibration, Manifest, SettingCalibration, Settin
 from calm_beam.risk.testing import TestedSetting
 from calm_beam.text import shortened
 
-from .document import Page, Section, cautions, details, isolated, paragraphs, prose, scrolled, sentence
+from .document import Page, Section, cautions, details, isolated, layer_styles, paragraphs, prose, scrolled, sentence
 from .line_chart import Frame, grid_lines, level_line, points_text, round_numbers
 from .promise import promise_in_words
 
@@ -350,6 +350,8 @@ class PlainPage(Page):
       together: Whether several promises hold together.
       panels: The others.
       entries: Table of all promises, as HTML.
+      outputs: A section with outputs under the first promise; None for none.
+      num_layers: Depth of the decoder, whose layers are coloured in outputs.
       every: What the table of numbers has.
       numbers: That table, as HTML.
     """
@@ -365,6 +367,8 @@ class PlainPage(Page):
     together: str
     panels: Sequence[Panel]
     entries: str
+    outputs: Section | None = None
+    num_layers: int = 0
     every: str
     numbers: str
 
@@ -393,10 +397,11 @@ class PlainPage(Page):
                 lead=self.together,
                 content=f'<div class="panels">{panels}</div>{self.entries}',
             ),
+            *([] if self.outputs is None else [self.outputs]),
             Section(title="All numbers", content=details(self.every, self.numbers)),
         ]
         opening = self.promise + cautions(self.cautions) + paragraphs([self.condition])
-        return self.written("What is guaranteed", opening, sections)
+        return self.written("What is guaranteed", opening, sections, style=layer_styles(self.num_layers))
 
 
 def sentence_html(entry: Calibration, manifest: Manifest) -> str:

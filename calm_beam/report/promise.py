@@ -241,6 +241,15 @@ def sequence_begins(entry: Calibration, variants: Sequence[Variant | None]) -> l
     return [0, *(changes if entry.procedure == EACH_VARIANT else ())]
 
 
+def first_shown(manifest: Manifest) -> Calibration:
+    """Returns the promise that is shown first: the served one, else the first that lets anything exit, else the first.
+
+    In the manifest's order, as on pages with scripts.
+    """
+    exiting = (entry for entry in manifest.calibrations if entry.threshold is not None)
+    return manifest.served or next(exiting, manifest.calibrations[0])
+
+
 def together_in_words(manifest: Manifest) -> str:
     """Returns whether several promises hold together; empty for a single one."""
     entries = len(manifest.calibrations)

@@ -10,7 +10,7 @@ from typing import Any, Self
 from calm_beam.calibration.publish import decode_record, read_failures
 from calm_beam.calibration.result import RiskRow, read_risk_table
 from calm_beam.errors import CalmBeamError
-from calm_beam.manifest import MANIFEST, Calibration, Manifest, PathEntry, read_manifest
+from calm_beam.manifest import MANIFEST, Calibration, DecodeRecord, Manifest, PathEntry, read_manifest
 from calm_beam.manifest.files import RISK_TABLE
 from calm_beam.outputs import DecodeJob, FinishedSweep, Generation, read_generations, stored_examples
 from calm_beam.outputs.totals import content_sum_of, fingerprint_text, merged_sums
@@ -70,12 +70,13 @@ class StoredOutputs:
         return sum(map(len, self.ids))
 
     @classmethod
-    def read(cls, folder: str, manifest: Manifest) -> Self:
+    def read(cls, folder: str, manifest: Manifest, *, entry: Calibration | None = None) -> Self:
         """Returns the generations in a folder, having checked that the manifest is about them.
 
         Args:
           folder: As `DecodeJob.read` takes it.
           manifest: Of the calibration.
+          entry: The promise whose variant was decoded; None if there are no variants.
 
         Raises:
           OutputsError: If they are not complete.
@@ -83,7 +84,8 @@ class StoredOutputs:
         """
         job = DecodeJob.read(folder)
         finished = FinishedSweep.read(folder, job, or_stopped=True)
-        _check_same_decoding(folder, job, finished=finished, manifest=manifest)
+        decode = manifest.decode if entry is None else manifest.decode_of(entry)
+        _check_same_decoding(folder, job, finished=finished, manifest=manifest, decode=decode)
         paths: list[str] = []
         ids: list[tuple[str, ...]] = []
         sums = []
@@ -193,11 +195,13 @@ def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:
     )
 
 
-def _check_same_decoding(folder: str, job: DecodeJob, *, finished: FinishedSweep, manifest: Manifest) -> None:
+def _check_same_decoding(
+    folder: str, job: DecodeJob, *, finished: FinishedSweep, manifest: Manifest, decode: DecodeRecord
+) -> None:
     for what, theirs, ours in (
         ("model", job.model.fingerprint, manifest.model.fingerprint),
         ("vocabulary", job.vocabulary, manifest.vocabulary),
-        ("decoding", decode_record(job.settings), manifest.decode),
+        ("decoding", decode_record(job.settings), decode),
         ("number of examples", finished.examples, manifest.data.examples),
     ):
         if theirs != ours:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
 from calm_beam.evaluation.flops import DecoderSizes, shares_of_operations
+from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.manifest import (
     EACH_VARIANT,
     Calibration,
@@ -12,12 +13,14 @@ from calm_beam.manifest import (
     confirmation_in_words,
     measured_speeds,
     not_proved_in_words,
+    threshold_in_words,
     together_in_batch,
 )
 from calm_beam.risk.rules import tail_in_words
 from calm_beam.text import counted
 
-from .document import Cell, number, table, threshold_cell, time_in_words, words
+from .document import Cell, Section, number, table, threshold_cell, time_in_words, words
+from .examples import example_html
 from .page import facts, short_name
 from .plain import Panel, PlainPage, sentence_html, verdict
 from .promise import (
@@ -25,11 +28,15 @@ from .promise import (
     PlaceName,
     cautions,
     confirmation_of_test,
+    first_shown,
     names_of_places,
     sequence_begins,
     together_in_words,
 )
-from .stored import Calibrated
+from .stored import Calibrated, StoredOutputs
+
+# A page without a search box is read to its end.
+_MOST_OUTPUTS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,12 +52,24 @@ class _Place:
     cost: float
 
 
-def build_variants_page(calibrated: Calibrated, *, sizes: DecoderSizes | None = None) -> str:
+def build_variants_page(
+    calibrated: Calibrated,
+    stored: StoredOutputs | None = None,
+    *,
+    vocabulary: Vocabulary | None = None,
+    sizes: DecoderSizes | None = None,
+    most_examples: int = 0,
+    seed: int = 0,
+) -> str:
     """Returns the page of a calibration of several variants, of at most `LARGEST_PAGE` bytes.
 
     Args:
-      calibrated: The calibration. Outputs are not shown: those of one variant are not those of another.
+      calibrated: The calibration.
+      stored: Outputs of the variant that the first promise (`first_shown`) chose; None shows none.
+      vocabulary: That of the model; None shows token ids.
       sizes: Those of the model's decoder; None counts no operations.
+      most_examples: The most outputs to show; no page shows more than ten.
+      seed: Decides which.
 
     Raises:
       ReportError: If it would be larger.
@@ -60,8 +79,8 @@ def build_variants_page(calibrated: Calibrated, *, sizes: DecoderSizes | None = 
     assert manifest.plan.pareto is not None
     name = names_of_places(row.variant for row in calibrated.table[0])
     pairs = list(zip(manifest.calibrations, calibrated.table, strict=True))
-    # The promise that is served, or else the first that lets anything exit, as on pages with scripts.
-    (first, rows), *others = sorted(pairs, key=lambda pair: (pair[0] is not manifest.served, pair[0].threshold is None))
+    shown_first = first_shown(manifest)
+    (first, rows), *others = sorted(pairs, key=lambda pair: pair[0] is not shown_first)
     variants = "; ".join(variant.in_words() for variant in manifest.plan.pareto.variants)
     return PlainPage(
         kind="calibration report",
@@ -76,13 +95,42 @@ def build_variants_page(calibrated: Calibrated, *, sizes: DecoderSizes | None = 
         first=_panel(first, rows, name=name),
         together=together_in_words(manifest) or "The manifest has one promise.",
         panels=[_panel(*pair, name=name) for pair in others],
-        entries=_entries(manifest, operations=shares_of_operations(manifest, sizes)),
+        entries=_entries(manifest, operations=shares_of_operations(manifest, sizes), name=name),
+        outputs=None
+        if stored is None or first.threshold is None or not most_examples
+        else _outputs(first, stored, manifest=manifest, vocabulary=vocabulary, most=most_examples, seed=seed),
+        num_layers=manifest.model.layers,
         every="Every variant and threshold under every test",
         numbers=_numbers(calibrated.table, has_chosen=manifest.data.choosing is not None),
         about="What it was calibrated for",
         facts=[("Variants", variants), *((fact, value) for fact, value in facts(manifest))],
         fewer="Calibrate with fewer entries or variants.",
     ).text()
+
+
+def _outputs(
+    entry: Calibration,
+    stored: StoredOutputs,
+    *,
+    manifest: Manifest,
+    vocabulary: Vocabulary | None,
+    most: int,
+    seed: int,
+) -> Section:
+    """Returns a few outputs under a promise that lets tokens exit, in the colours of their exit layers."""
+    layers = manifest.model.layers
+    assert entry.threshold is not None
+    lane = 1 + stored.job.settings.thresholds.index(entry.threshold)
+    sample = list(stored.sample(min(most, _MOST_OUTPUTS), seed=seed))
+    how = threshold_in_words(entry.threshold, entry.variant)
+    colours = "".join(f'<span class="token l{layer} coloured"> {layer} </span>' for layer in range(1, layers + 1))
+    cards = (example_html(each, lane, num_layers=layers, vocabulary=vocabulary) for each in sample)
+    return Section(
+        title="Some outputs under the first promise",
+        lead=f"{counted(len(sample), 'example')} of {stored.examples:,}, drawn by their ids alone, decoded at "
+        f"threshold {how}. Every token has the colour of the layer at which it left.",
+        content=f'<p class="output">layer {colours}</p>{"".join(cards)}',
+    )
 
 
 def _panel(entry: Calibration, rows: Sequence[RiskRow], *, name: PlaceName) -> Panel:
@@ -157,7 +205,7 @@ def _about(entry: Calibration) -> str:
     return f"{entry.consistency}{loss}{tail_in_words(entry.known_loss)}, {entry.metric}"
 
 
-def _entries(manifest: Manifest, *, operations: Sequence[float | None]) -> str:
+def _entries(manifest: Manifest, *, operations: Sequence[float | None], name: PlaceName) -> str:
     layers = manifest.model.layers
     counts = any(share is not None for share in operations)
     batches = list(dict.fromkeys(speed.batch for speed in manifest.speeds or ()))
@@ -184,7 +232,7 @@ def _entries(manifest: Manifest, *, operations: Sequence[float | None]) -> str:
         last = entry.path[-1]
         at = "none: end of path"
         if not last.rejected and last.variant is not None:
-            at = f"{last.threshold:g}, {last.variant.in_words()}"
+            at = name(last.threshold, last.variant)
         rows.append(
             (
                 _about(entry),

@@ -150,6 +150,10 @@ class Answer:
         """Further decoder layers that the full model would have run for the same tokens."""
         return self.num_layers * len(self.tokens) - self.layers_used
 
+    def __str__(self) -> str:
+        """Returns the text, as `print` shows it."""
+        return self.text
+
     def _repr_html_(self) -> str | None:
         """Returns what a notebook shows; None, for its text, in calm-beam-serving."""
         return html_of(self, "answer_html")

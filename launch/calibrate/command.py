@@ -416,18 +416,15 @@ def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *,
     if isinstance(done, str):
         tell(f"Template: {done}. It has not run.")
         return 0
-    output = done.run.output
-    if done.folder is None:
-        if not is_file(joined(output, REPORT)):
-            say(f"its report is missing: calm-beam report --calibration={output}")
-        _print(done, seconds=None, verbose=request.verbose)
-        return 0
     try:
-        _print(done, seconds=time.time() - began, verbose=request.verbose)
+        _print(done, seconds=None if done.folder is None else time.time() - began, verbose=request.verbose)
     finally:
         # The report comes last: if it fails, the manifest is complete, and the report can be built again. It is built
         # even if standard output is closed.
-        report_after(_reported(request, output, folder=done.folder), model=done.run.source.model)
+        if done.folder is None:
+            _tell_report(done.run.output)
+        else:
+            report_after(_reported(request, done), model=done.run.source.model)
     prompt = {"prompt": embedded.PROMPT} if request.is_demo else {}
     # The folder as it was given, which is shorter than its absolute path.
     commands = next_commands(done.manifest, os.fspath(request.output), **prompt)
@@ -440,9 +437,19 @@ def calibrate_and_report(request: CalibrateRequest, options: PipelineOptions, *,
     if answered_before(done.manifest.earlier_plans):
         tell("Before you serve it, calibrate examples that no plan has seen: other --data, and another --output.")
     # The duration says nothing about a single sweep if there were several, or about an incomplete one.
-    if not done.run.source.is_stored and done.run.plan.pareto is None and request.holdout_share is None:
+    is_single = done.run.plan.pareto is None and request.holdout_share is None
+    if done.folder is not None and not done.run.source.is_stored and is_single:
         RunTiming(began=began, seconds=time.time() - began).write(done.folder)
     return 0
+
+
+def _tell_report(output: str) -> None:
+    """Says where the report of a run that had finished is, or how it is built."""
+    report = joined(output, REPORT)
+    if is_file(report):
+        tell(f"Report: {report}")
+    else:
+        say(f"its report is missing: calm-beam report --calibration={output}")
 
 
 def _print(done: Done, *, seconds: float | None, verbose: bool) -> None:
@@ -461,10 +468,12 @@ def _print(done: Done, *, seconds: float | None, verbose: bool) -> None:
     )
 
 
-def _reported(request: CalibrateRequest, output: str, *, folder: str) -> ReportRequest:
+def _reported(request: CalibrateRequest, done: Done) -> ReportRequest:
     """Returns the request for the report that is built at the end."""
+    # Of several variants, the report finds the one that it shows.
+    folder = None if done.run.plan.pareto is not None else done.folder
     return ReportRequest(
-        calibration=output,
+        calibration=done.run.output,
         generations=folder,
         checkpoint=None if request.generations is not None else request.model_path,
         confidence=request.rules[0].confidence,

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from calm_beam.calibration.publish import decode_record
 from calm_beam.errors import UsageError
 from calm_beam.evaluation.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
@@ -14,6 +15,7 @@ from calm_beam.launch.flags.shared_options import declared
 from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SettingManifest, read_any_manifest
 from calm_beam.manifest.files import REPORT
+from calm_beam.outputs import DecodeJob
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.report import (
     Calibrated,
@@ -21,6 +23,7 @@ from calm_beam.report import (
     build_page,
     build_setting_page,
     build_variants_page,
+    first_shown,
     read_calibrated,
     read_speedups,
     write_page,
@@ -63,7 +66,7 @@ def report_after(request: ReportRequest, *, model: ReportedModel | None = None) 
     """
     output, folder = request.folder, request.generations or ""
     path = joined(output, REPORT)
-    elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
+    elsewhere = "" if not folder or folder.startswith(joined(output, "")) else f" --generations={folder}"
     again = f"calm-beam report --calibration={output}{elsewhere}"
     try:
         _build(request, path, model=model)
@@ -108,12 +111,17 @@ def _build(request: ReportRequest, output: str, *, model: ReportedModel | None =
                 f"--speedup: {request.folder} has several variants, and speedups are of one. Leave it out."
             )
         remarks: list[str] = []
-        if model is None:
-            _, sizes = _checkpoint(request, manifest, remarks=remarks)
-        else:
-            sizes = model.sizes
+        model = model or _model(request, manifest, remarks=remarks)
+        page = build_variants_page(
+            calibrated,
+            _stored_of_first(request, manifest, remarks=remarks),
+            vocabulary=model.vocabulary,
+            sizes=model.sizes,
+            most_examples=request.max_examples,
+            seed=request.seed,
+        )
         _say_remarks(remarks)
-        write_page(build_variants_page(calibrated, sizes=sizes), output)
+        write_page(page, output)
         return
     remarks = []
     stored = _stored(request, calibrated, remarks=remarks)
@@ -164,12 +172,31 @@ def _stored(request: ReportRequest, calibrated: Calibrated, *, remarks: list[str
     try:
         folder = SweepHome(request.folder).only_folder()
     except UsageError:
-        remarks.append(
-            "Exit layers and outputs are not shown: the generations are not next to the manifest (calm-beam report "
-            "--generations=DIR)."
-        )
+        remarks.append(_NOT_SHOWN)
         return None
     return StoredOutputs.read(folder, calibrated.manifest)
+
+
+_NOT_SHOWN = (
+    "Exit layers and outputs are not shown: the generations are not next to the manifest (calm-beam report "
+    "--generations=DIR)."
+)
+
+
+def _stored_of_first(request: ReportRequest, manifest: Manifest, *, remarks: list[str]) -> StoredOutputs | None:
+    """Returns the outputs of the variant that the first promise chose; None if it chose none, or they are not there."""
+    entry = first_shown(manifest)
+    if entry.variant is None:
+        return None
+    decode = manifest.decode_of(entry)
+    named = request.folder if request.generations is None else absolute(request.generations)
+    for folder in SweepHome(named).folders():
+        if decode_record(DecodeJob.read(folder).settings) == decode:
+            return StoredOutputs.read(folder, manifest, entry=entry)
+    if request.generations is not None:
+        raise UsageError(f"--generations {named}: holds no outputs of {entry.variant.in_words()}, which was chosen.")
+    remarks.append(_NOT_SHOWN)
+    return None
 
 
 def _checkpoint(

@@ -271,7 +271,12 @@ def _in_words(part: Mapping[str, Any]) -> str:
     if part["type"] == "json_invalid":
         return f"the body is not JSON: {part['ctx']['error']} at character {part['loc'][-1]}"
     if part["loc"] != _WHOLE_BODY:
-        return f"{'.'.join(map(str, part['loc'][1:]))}: {part['msg']}"
+        name = ".".join(map(str, part["loc"][1:]))
+        if part["type"] == "extra_forbidden":
+            return f"unknown field {name}"
+        if part["type"] == "missing":
+            return f"{name} is missing"
+        return f"{name}: {part['msg']}"
     found = part["input"]
     if found is None:
         return "the body is missing; it must be a JSON object"

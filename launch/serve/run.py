@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from calm_beam.serving import Generator, LossProbe
 
 
+# Probes and load balancers may ask for the head alone.
+_READ = ["GET", "HEAD"]
+
+
 def build_app(served: Served, *, load: Load) -> tuple[fastapi.FastAPI, Desk]:
     """Returns the service, and the desk at which its prompts are handed in.
 
@@ -69,11 +73,11 @@ def build_app(served: Served, *, load: Load) -> tuple[fastapi.FastAPI, Desk]:
 def _add_probes(app: fastapi.FastAPI, desk: Desk) -> None:
     """Has an app say whether it lives, and whether it is ready."""
 
-    @app.get("/healthz")
+    @app.api_route("/healthz", methods=_READ)
     async def healthz() -> dict[str, str]:
         return {"status": "alive", "phase": desk.phase}
 
-    @app.get("/readyz")
+    @app.api_route("/readyz", methods=_READ)
     async def readyz() -> dict[str, str]:
         if not desk.is_ready:
             raise not_ready(NotReadyError(f"not ready: {desk.phase}"))
@@ -83,11 +87,11 @@ def _add_probes(app: fastapi.FastAPI, desk: Desk) -> None:
 def _add_pages(app: fastapi.FastAPI, served: Served, metrics: ServiceMetrics) -> None:
     """Has an app show its manifest, and what it counts."""
 
-    @app.get("/manifest")
+    @app.api_route("/manifest", methods=_READ)
     async def manifest() -> fastapi.Response:
         return fastapi.Response(served.content, media_type="application/json")
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=_READ)
     async def counted(request: fastapi.Request) -> fastapi.Response:
         encode, media_type = exposition.choose_encoder(request.headers.get("accept", ""))
         return fastapi.Response(encode(metrics.registry), headers={"Content-Type": media_type})

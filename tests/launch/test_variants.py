@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration.pareto import TESTING, pareto_calibration, part_of
+from calm_beam.calibration.publish import decode_record
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.outputs import DecodeJob, Generation, read_generations
+from calm_beam.report import first_shown
 from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.pvalues import p_values_of
 from calm_beam.serving import Generator, LossProbe
@@ -175,7 +177,9 @@ def test_each_variant_is_tested_by_itself(
     assert "Each was tested by itself, at an equal share of epsilon." in capsys.readouterr().out
     assert "Each of 4 variants was tested by itself by 60 examples" in (output / "report.html").read_text()
     assert _calibrate(model, data, output, *_EACH, "--resume") == 0
-    assert "is finished; nothing is left to do" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "is finished; nothing is left to do" in printed.err
+    assert f"Report: {output / 'report.html'}\nNext:\n  calm-beam inspect {output}\n" in printed.out
 
 
 def test_what_an_earlier_version_finished_is_finished(
@@ -209,6 +213,40 @@ def test_table_and_report(calibrated: pathlib.Path, tmp_path: pathlib.Path) -> N
     assert page.count("<script") == 1
     assert main(["report", f"--calibration={calibrated}", f"--output={tmp_path / 'again.html'}"]) == 0
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
+
+
+def test_the_report_shows_outputs_of_the_chosen_variant(calibrated: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Ten examples are shown as the first promise's variant decoded them, each token in its exit layer's colour."""
+    manifest = _manifest(calibrated)
+    entry = first_shown(manifest)
+    assert entry.threshold is not None
+    place = 1 + SETTINGS.thresholds.index(entry.threshold)
+    stored = {
+        generation.example.id: generation.outputs
+        for folder in (calibrated / "generations").iterdir()
+        if decode_record(DecodeJob.read(str(folder)).settings) == manifest.decode_of(entry)
+        for path in folder.glob("*.parquet")
+        for generation in read_generations(str(path))
+    }
+    page = (calibrated / "report.html").read_text(encoding="utf-8")
+    _, *cards = page.split('<div class="example">')
+    assert len(cards) == 10
+    changed = 0
+    for card in cards:
+        name = re.search(r'<p class="id"><bdi>(.*?)</bdi>', card)
+        assert name is not None
+        output, full = stored[name[1]][place], stored[name[1]][0]
+        assert tuple(map(int, re.findall(r"l(\d+) coloured", card))) == output.exit_layers
+        is_same = "the same" in card
+        assert is_same == (output.tokens == full.tokens)
+        changed += not is_same
+    assert 0 < changed < 10
+    bare = tmp_path / "bare"
+    shutil.copytree(calibrated, bare, ignore=shutil.ignore_patterns("generations"))
+    assert main(["report", f"--calibration={bare}"]) == 0
+    assert '<div class="example">' not in (bare / "report.html").read_text(encoding="utf-8")
+    assert main(["report", f"--calibration={bare}", f"--generations={calibrated}"]) == 0
+    assert (bare / "report.html").read_text(encoding="utf-8") == page
 
 
 def test_a_killed_run_goes_on(

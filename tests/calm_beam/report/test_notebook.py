@@ -266,6 +266,11 @@ def test_without_reports_there_is_only_text(shown: Any, monkeypatch: pytest.Monk
         shown._repr_html_()
 
 
+def test_an_answer_is_printed_as_its_text() -> None:
+    """`print` of an answer shows what the model says, without its tokens and layers."""
+    assert str(_answer()) == _answer().text
+
+
 class TestInABrowser:
     """In the machine's Chromium."""
 

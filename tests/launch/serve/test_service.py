@@ -77,6 +77,7 @@ def test_probes_and_metrics_say_what_is_served(client: TestClient, generator: Ge
     """Probes and metrics show that the service lives, is ready, and what it promises."""
     assert client.get("/healthz").json() == {"status": "alive", "phase": "ready"}
     assert client.get("/readyz").json() == {"status": "ready"}
+    assert [client.head(path).status_code for path in ("/healthz", "/readyz", "/manifest", "/metrics")] == [200] * 4
     assert client.get("/manifest").json() == {}
     scraped = client.get("/metrics")
     assert scraped.headers["content-type"].startswith("text/plain")

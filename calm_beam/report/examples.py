@@ -120,7 +120,7 @@ def _tokens_html(output: Output, vocabulary: Vocabulary | None, *, num_layers: i
     pieces = pieces_of(output.tokens, vocabulary)
     for piece, layer, confidence in zip(pieces, output.exit_layers, output.confidences, strict=True):
         text = piece.replace("▁", " ") or " end"
-        # A token that is a space alone is seen by its colour; in other tokens the space is none of theirs.
+        # A token that is a space alone is seen by its colour; from other tokens the colour leaves out the space.
         inside = text if text == " " else text.removeprefix(" ")
         space = " " if spans and inside != text else ""
         kind = "token" if piece else "token eos"

@@ -105,6 +105,7 @@ def prepare_task(
     needs_references: bool = False,
     runs_here: bool = True,
     compares_texts: bool = True,
+    tells_assumed: bool = True,
     **own: Any,
 ) -> "PreparedSweep":
     """Returns the sweep of a request, checked by `prepare_request`.
@@ -115,6 +116,7 @@ def prepare_task(
       needs_references: Whether every example must have references.
       runs_here: Whether this machine decodes, so that the sweep must fit its memory.
       compares_texts: Whether output texts are compared, so that the token that ends an output must not be in them.
+      tells_assumed: Whether what was assumed of the model is printed; an earlier sweep of the same model has done so.
       own: Fields of `SweepRequest` that are not options, or have another name there.
 
     Raises:
@@ -128,6 +130,7 @@ def prepare_task(
         reading=request.reading(needs_references=needs_references),
         runs_here=runs_here,
         compares_texts=compares_texts,
+        tells_assumed=tells_assumed,
     )
 
 
@@ -139,6 +142,7 @@ def prepare_request(
     finds_vocabulary: bool = True,
     runs_here: bool = True,
     compares_texts: bool = True,
+    tells_assumed: bool = True,
 ) -> "PreparedSweep":
     """Returns a sweep whose model, vocabulary and first examples have been checked, and prints what was assumed.
 
@@ -149,6 +153,7 @@ def prepare_request(
       finds_vocabulary: Whether the vocabulary in or next to the checkpoint is used if the request names none.
       runs_here: Whether this machine decodes, so that the sweep must fit its memory.
       compares_texts: Whether output texts are compared, so that the token that ends an output must not be in them.
+      tells_assumed: Whether what was assumed of the model is printed; an earlier sweep of the same model has done so.
 
     Raises:
       UsageError: If anything is wrong; nothing has been written.
@@ -164,7 +169,7 @@ def prepare_request(
         prepared = prepare_sweep(
             request, data, finds_vocabulary=finds_vocabulary, runs_here=runs_here, compares_texts=compares_texts
         )
-    for sentence in prepared.checkpoint.assumed:
+    for sentence in prepared.checkpoint.assumed if tells_assumed else ():
         say(f"note: {sentence}")
     say_detail(prepared.memory)
     engine, measure = prepared.settings.engine, prepared.settings.rule.confidence

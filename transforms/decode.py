@@ -442,7 +442,9 @@ class Generate(GenerateOptions, beam.PTransform):
         with naming_arguments(GenerateOptions):
             prepared = prepare_answers(self._request(source.shard_count()), source.files(), runs_here=self.runs_here)
         output = absolute(os.fspath(self.output))
-        AnswerHome(output).begin([prepared.job], resume=self.resume, overwrite=self.overwrite, tell=lambda _: None)
+        home = AnswerHome(output, again="resume=True", restart="pass overwrite=True")
+        with naming_arguments(GenerateOptions):
+            home.begin([prepared.job], resume=self.resume, overwrite=self.overwrite, tell=lambda _: None)
         return prompts | DecodeExamples([prepared.assignment(output)], self.progress)
 
     def _request(self, num_shards: int) -> AnswerRequest:

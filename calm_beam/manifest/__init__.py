@@ -81,6 +81,7 @@ from ._rounds import WatchedPlan as WatchedPlan
 from ._rounds import looks_by_round as looks_by_round
 from ._sentences import alone_in_words as alone_in_words
 from ._sentences import answered_before as answered_before
+from ._sentences import asked_late_in_words as asked_late_in_words
 from ._sentences import clusters_in_words as clusters_in_words
 from ._sentences import confirmation_in_words as confirmation_in_words
 from ._sentences import confirming_in_words as confirming_in_words

@@ -367,6 +367,13 @@ def plans_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs"
     )
 
 
+def asked_late_in_words(earlier: Sequence[EarlierPlan] | None, *, of: str = "outputs") -> str:
+    """Returns a sentence to begin a result with if earlier results were shown before it was asked; else empty."""
+    if not answered_before(earlier):
+        return ""
+    return f"Asked after an earlier result on these {of} was shown, so that the probability may not hold. "
+
+
 def answered_before(earlier: Sequence[EarlierPlan] | None) -> bool:
     """Returns whether a result of an earlier plan was shown, so that epsilon may bound nothing (`plans_in_words`)."""
     return any(each.answered for each in earlier or ())

@@ -30,6 +30,7 @@ from .stored import ReportError
 
 _FIRST_STRONG_ISOLATE, _POP_ISOLATE = "\u2068", "\u2069"
 _NAMES_KEPT = 2
+_MOST_IN_SIGHT = 48
 # A path from the root with at least one folder, which no word, scheme or other path precedes.
 _LOCAL_PATH = re.compile(r"(?<![\w:/.~\\])(?:file://)?/(?:[^\s/'\"`,;:<>|()\[\]{}]+/)+[^\s/'\"`,;:<>|()\[\]{}]*")
 _LOUD = ' class="loud"'
@@ -127,10 +128,12 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str | Cell]], *, label: 
       label: What screen readers call it; another one for each table of a page.
     """
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
-    body = "".join(f"<tr>{_cell(first, head=True)}{''.join(map(_cell, rest))}</tr>" for first, *rest in rows)
+    lines = [f"<tr>{_cell(first, head=True)}{''.join(map(_cell, rest))}</tr>" for first, *rest in rows]
     return scrolled(
-        f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>',
+        f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>',
         label=label,
+        # A short table with lines out of sight seems to have no more.
+        kind="whole" if len(lines) <= _MOST_IN_SIGHT else "",
     )
 
 

@@ -17,6 +17,7 @@ from calm_beam.manifest import (
     plans_in_words,
     read_setting_manifest,
     rounds_in_words,
+    too_few_in_words,
 )
 from calm_beam.manifest.files import RISK_TABLE
 from calm_beam.storage import joined
@@ -133,7 +134,11 @@ def promise_html(entry: SettingCalibration, manifest: SettingManifest) -> str:
 
 def setting_cautions(manifest: SettingManifest) -> tuple[str, ...]:
     """Returns what a reader has to know before the promises."""
-    found = (plans_in_words(manifest.earlier_plans, of="losses"), clusters_in_words(manifest))
+    found = (
+        plans_in_words(manifest.earlier_plans, of="losses"),
+        clusters_in_words(manifest),
+        too_few_in_words(manifest.calibrations, manifest.data.units),
+    )
     return tuple(text for text in found if text)
 
 

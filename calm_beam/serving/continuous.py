@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -14,11 +15,12 @@ from calm_beam.errors import CalmBeamError
 from calm_beam.inputs.examples import AnyPrompt
 
 from .answer import Answer, OutputError, ServedRequest
-from .generator import Generator
+from .generator import Generator, log_shapes, named_while_waiting
 
 OnToken = Callable[[int, int], None]
 """Takes a token and its exit layer."""
 _Queues = dict[int, collections.deque[Request]]
+_COMPILING = "calm-beam: compiling all that batches of prompts may need, once"
 
 
 class BusyError(CalmBeamError, RuntimeError):
@@ -52,7 +54,7 @@ class _WarmUp:
     """
 
     compiled: concurrent.futures.Future[None]
-    on_shape: OnShape | None
+    on_shape: OnShape
 
     def run(self, batch: Batch) -> None:
         """Compiles what a batch may need, and resolves the future of the caller that waits for it."""
@@ -140,6 +142,7 @@ class ContinuousGenerator:
 
         Args:
           on_shape: Called in the thread that compiles, as `Batch.warm_up` calls it; of several callers, the first's.
+            `log_shapes()` if omitted.
 
         Raises:
           RuntimeError: If it is closed.
@@ -148,10 +151,11 @@ class ContinuousGenerator:
             if self._is_closed:
                 raise RuntimeError("the generator is closed, and takes no more prompts.")
             if self._warm_up is None:
-                self._warm_up = _WarmUp(compiled=concurrent.futures.Future(), on_shape=on_shape)
+                self._warm_up = _WarmUp(compiled=concurrent.futures.Future(), on_shape=on_shape or log_shapes())
             compiled = self._warm_up.compiled
             self._changed.notify()
-        compiled.result()
+        with contextlib.nullcontext() if on_shape else named_while_waiting(_COMPILING):
+            compiled.result()
 
     def submit(
         self, prompt: AnyPrompt, *, group: str | None = None, on_token: OnToken | None = None

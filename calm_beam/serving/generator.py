@@ -8,13 +8,14 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Self, Unpack
 
 import jax
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
-from calm_beam.decoding.batch import OnShape, report_nothing
+from calm_beam.decoding.batch import OnShape
 from calm_beam.decoding.branches import Branch, BranchResult, Request
 from calm_beam.decoding.compilation import bucket_width, widths_up_to
 from calm_beam.decoding.decoder import Decoder
@@ -51,6 +52,7 @@ from .agreement import (
 from .answer import Answer, OutputError, PromptError, ServedRequest, example_of
 
 _PATIENCE_SECONDS = 2.0
+_SECONDS_BETWEEN = 10.0
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -64,6 +66,19 @@ def named_while_waiting(phase: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def log_shapes() -> OnShape:
+    """Returns what logs, as a warning every few seconds, how much is compiled while a caller waits."""
+    last = time.monotonic()
+
+    def log(done: int, total: int) -> None:
+        nonlocal last
+        if done < total and time.monotonic() - last >= _SECONDS_BETWEEN:
+            last = time.monotonic()
+            _LOGGER.warning("calm-beam: compiled %d of %d shapes", done, total)
+
+    return log
 
 
 _NOTHING = Declared()
@@ -308,12 +323,13 @@ class Generator:
         """Compiles what answers single prompts, for every width that they are padded to: none has to wait for that.
 
         Args:
-          on_shape: Called as `Batch.warm_up` calls it, with one shape for each width and threshold.
+          on_shape: Called as `Batch.warm_up` calls it, with one shape for each width and threshold; `log_shapes()` if
+            omitted.
         """
         # A schedule may let a threshold exit for certain, which is code of its own.
         thresholds = {self._threshold(entry) for entry in (self.entry, *self._by_group.values())}
         shapes = list(itertools.product(thresholds, widths_up_to(self._settings.max_input_length)))
-        report = on_shape or report_nothing
+        report = on_shape or log_shapes()
         with named_while_waiting(f"calm-beam: compiling for {len(shapes)} lengths of prompts, once"):
             for done, (threshold, width) in enumerate(shapes):
                 report(done, len(shapes))

@@ -145,6 +145,11 @@ def _loss(line: str, watched: Watched) -> float | None:
     if not line.lstrip().startswith("{"):
         return written_float(line)
     row = strict_json.loads(line)
+    if missing := [key for key in ("loss", *watched.belongs_to) if key not in row]:
+        raise UsageError(
+            f"has no {' and no '.join(missing)}: expected a row as calm-beam generate --probe_share writes it, or a "
+            "number alone."
+        )
     if any(row.get(key) != value for key, value in watched.belongs_to.items()):
         raise UsageError(
             "was measured for another manifest or entry. The losses of one promise say nothing about another: name "

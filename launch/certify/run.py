@@ -222,11 +222,11 @@ def tell_certification(request: CertifyRequest) -> int:
         say(f"{done.output} is finished; nothing is left to do. With --resume, another rule to stop takes it further.")
         return 0
     try:
-        print_certification(done.manifest, done.rows, baseline=done.baseline)
+        print_certification(done.manifest, done.rows, output=os.fspath(request.output), baseline=done.baseline)
     finally:
         # Also where standard output is closed: the result is complete without it.
         _report(done.output)
-    say(f"{_counted(done.manifest)}: {joined(done.output, MANIFEST)}")
+    say(_counted(done.manifest))
     # The folder as it was given, which is shorter than its absolute path.
     tell(f"Next:\n  calm-beam inspect {shlex.quote(os.fspath(request.output))}")
     return 0

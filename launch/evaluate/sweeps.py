@@ -133,7 +133,14 @@ def sweep_measures(
         say(f"sweep {measure}")
         try:
             # A run sets what its options leave open.
-            _decode_into(home, measure, request=request, num_shards=num_shards, options=copy.deepcopy(options))
+            _decode_into(
+                home,
+                measure,
+                request=request,
+                num_shards=num_shards,
+                options=copy.deepcopy(options),
+                is_first=home is homes[0],
+            )
         except (CalmBeamError, OSError) as error:
             kind = UsageError if isinstance(error, UsageError) else PipelineError
             raise kind(f"sweep {measure}: {error}") from error
@@ -141,7 +148,13 @@ def sweep_measures(
 
 
 def _decode_into(
-    home: SweepHome, measure: str, *, request: SplitsRequest, num_shards: int | None, options: PipelineOptions
+    home: SweepHome,
+    measure: str,
+    *,
+    request: SplitsRequest,
+    num_shards: int | None,
+    options: PipelineOptions,
+    is_first: bool,
 ) -> None:
     """Decodes the whole set by one measure into a directory, which may hold some or all of it."""
     paths = {"checkpoint": request.model_path, "vocabulary": request.vocabulary, "data": request.patterns}
@@ -157,9 +170,12 @@ def _decode_into(
         needs_references="risk" in (request.consistency or ()),
         runs_here=workers.are_here,
         num_shards=num_shards,
+        tells_assumed=is_first,
     ).without_weights()
     pipeline = workers.new_pipeline()
-    folder = home.begin([sweep.job()], resume=True, overwrite=False, tell=say)
+    # Nobody has asked to resume: only what was found is said.
+    tell = say if home.folders() else say_detail
+    folder = home.begin([sweep.job()], resume=True, overwrite=False, tell=tell)
     start = time.monotonic()
     with (
         what_is_left_told(lambda: home.after_failure(folder, is_over=workers.are_here), but=OutputsError),

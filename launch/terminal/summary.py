@@ -19,6 +19,7 @@ from calm_beam.manifest import (
     SettingManifest,
     Variant,
     alone_in_words,
+    asked_late_in_words,
     clusters_in_words,
     confirmation_in_words,
     confirming_in_words,
@@ -104,12 +105,13 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
     # Not above: calm-beam-serving, which does without this package, prints the tables.
     from calm_beam.report.promise import promise_in_words
 
+    late = asked_late_in_words(manifest.earlier_plans)
     served = _said_first(manifest)
     if served is not None:
         shares = dict(zip(manifest.calibrations, operations, strict=False))
         share = shares.get(served)
         factors = None if share is None else (1 / share,)
-        return printable_line("".join(promise_in_words(served, manifest, factors=factors)))
+        return printable_line(late + "".join(promise_in_words(served, manifest, factors=factors)))
     promises = counted(len(manifest.calibrations), "promise")
     epsilon = None if manifest.plan is None else manifest.plan.joint_epsilon
     how = "each with" if epsilon is None else "all together with"
@@ -125,9 +127,11 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
     others = f" For {counted(unpaid, 'other')}, nothing that is faster was proved." if unpaid else ""
     depth = manifest.model.layers
     least, most = min(entry.layers for entry in kept), max(entry.layers for entry in kept)
+    tolerances = _from_to(f"{min(entry.delta for entry in kept):g}", f"{max(entry.delta for entry in kept):g}")
+    loss = "loss" if any(entry.objective.tail is not None for entry in kept) else "expected loss"
     return (
-        f"{len(kept)} of {promises} proved, {how} {probability}. At their thresholds a token runs "
-        f"{_from_to(f'{least:.2f}', f'{most:.2f}')} of {depth} layers on average: "
+        f"{late}{len(kept)} of {promises} proved, {how} {probability}: {loss} at most {tolerances}. At their "
+        f"thresholds a token runs {_from_to(f'{least:.2f}', f'{most:.2f}')} of {depth} layers on average: "
         f"{_from_to(f'{1 - most / depth:.0%}', f'{1 - least / depth:.0%}')} fewer.{_speeds_in_words(manifest)}{others}"
     )
 
@@ -542,6 +546,8 @@ def _end_of_test(entry: Calibration, *, ways: Mapping[Variant, str], level: floa
 
 
 _TESTS_PER_TABLE = 4
+# A headline with more settings is no sentence any more.
+_MOST_NAMED = 3
 # Nobody gave the losses of outputs: they are computed here, as those of textual consistency elsewhere.
 _OF_OUTPUTS = "dissimilarity"
 
@@ -550,6 +556,7 @@ def print_certification(
     manifest: SettingManifest,
     rows: "Sequence[Sequence[SettingRow]]",
     *,
+    output: str,
     baseline: tuple[str, float | None] | None = None,
 ) -> None:
     """Prints the risk of every setting, the chosen settings, and what they promise.
@@ -557,10 +564,12 @@ def print_certification(
     Args:
       manifest: The result.
       rows: The outcome of every test for every setting.
+      output: Directory that holds the manifest.
       baseline: Name of the setting that losses are relative to, and its cost if known; None if there is none.
     """
     console = PlainConsole()
     console.print(headline_of_settings(manifest))
+    console.print(f"Manifest: {joined(output, MANIFEST)}", soft_wrap=True)
     if manifest.decoder is not None and manifest.decoder.failed:
         console.print(f"{counted(manifest.decoder.failed, 'example')} without an answer count with loss 1.")
     for table in _risk_tables(rows, baseline=baseline):
@@ -582,6 +591,8 @@ def print_choices(console: Console, manifest: SettingManifest) -> None:
         console.print(printable_line(rounds))
     if per_cluster := clusters_in_words(manifest):
         console.print(per_cluster)
+    if too_few := too_few_in_words(manifest.calibrations, manifest.data.units):
+        console.print(too_few)
     if manifest.plan.joint_epsilon is None and len(manifest.calibrations) > 1:
         console.print(alone_in_words(len(manifest.calibrations)))
 
@@ -597,9 +608,14 @@ def headline_of_settings(manifest: SettingManifest) -> str:
     if not kept:
         return f"No setting could be proved safe with {probability}."
     named = "; ".join(map(_bound_of_setting, kept))
+    if len(kept) > _MOST_NAMED:
+        named = "the table has their settings"
+    late = asked_late_in_words(manifest.earlier_plans, of="losses")
     if len(entries) == 1:
-        return printable_line(f"Proved, {how} {probability}: {named}.")
-    return printable_line(f"{len(kept)} of {counted(len(entries), 'promise')} proved, {how} {probability}: {named}.")
+        return printable_line(f"{late}Proved, {how} {probability}: {named}.")
+    return printable_line(
+        f"{late}{len(kept)} of {counted(len(entries), 'promise')} proved, {how} {probability}: {named}."
+    )
 
 
 def _bound_of_setting(entry: SettingCalibration) -> str:
@@ -622,7 +638,7 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]", *, baseline: tuple[str,
         if has_costs:
             table.add_numbers("cost")
         for (group, tail), _ in part:
-            name = printable_line(group) or "all"
+            name = printable_line(group) or ("all" if len(columns) > 1 else "mean loss")
             table.add_column(name if tail is None else f"{name}\nshare > {tail:g}", justify="right", overflow="fold")
         if baseline is not None:
             name, cost = baseline
@@ -648,10 +664,20 @@ def _choices(manifest: SettingManifest) -> Table:
         together = "" if joint is None else "all together with "
         title += f" ({together}probability {100 * (1 - min(errors)):.6g} %)"
     table = PlainTable(title, caption_justify="left")
+    captions = []
     if any(entry.tail is not None for entry in manifest.calibrations):
-        table.caption = "> is about the share of examples that lose more: delta and mean loss are shares."
-    table.add_column("group", overflow="fold")
-    table.add_column("loss", no_wrap=True)
+        captions.append("> is about the share of examples that lose more: delta and mean loss are shares.")
+    groups = ("group",) * any(entry.group is not None for entry in manifest.calibrations)
+    for name in groups:
+        table.add_column(name, overflow="fold")
+    losses = [_shown_loss(entry, manifest) for entry in manifest.calibrations]
+    # What is the same of all stands below.
+    has_losses = len(set(losses)) > 1
+    if has_losses:
+        table.add_column("loss", no_wrap=True)
+    else:
+        captions.append(f"Loss: {losses[0]}.")
+    table.caption = " ".join(captions)
     table.add_numbers(delta_heading(errors))
     table.add_column("setting", overflow="fold")
     costs = ("cost",) * any(entry.cost is not None for entry in manifest.calibrations)
@@ -660,10 +686,10 @@ def _choices(manifest: SettingManifest) -> Table:
     levels = ("tested at\nepsilon",) * (joint is not None)
     for name in (*levels, *costs, mean, "first not\nproved"):
         table.add_column(name, justify="right", overflow="fold")
-    for entry in manifest.calibrations:
+    for entry, loss in zip(manifest.calibrations, losses, strict=True):
         table.add_row(
-            "all" if entry.group is None else printable_line(entry.group),
-            loss_in_words(entry) if manifest.decoder is None else loss_in_words(entry).replace("given", _OF_OUTPUTS),
+            *("all" if entry.group is None else printable_line(entry.group) for _ in groups),
+            *([loss] if has_losses else []),
             delta_in_words(entry.delta, manifest.error_of(entry), of=errors),
             "none is safe" if entry.setting is None else printable_line(entry.setting),
             *(f"{entry.path_level:.4g}" for _ in levels),
@@ -672,6 +698,12 @@ def _choices(manifest: SettingManifest) -> Table:
             _end_of_order(entry),
         )
     return table
+
+
+def _shown_loss(entry: SettingCalibration, manifest: SettingManifest) -> str:
+    """Returns which loss an entry is about, as the table of choices says it."""
+    loss = loss_in_words(entry)
+    return loss if manifest.decoder is None else loss.replace("given", _OF_OUTPUTS)
 
 
 def delta_heading(errors: Collection[float]) -> str:

@@ -53,7 +53,8 @@ def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str
     )
     assert first in " ".join(printed.out.split())
     assert printed.out.endswith(f"Next:\n  calm-beam inspect {losses.parent / 'out'}\n")
-    assert re.search(r"all +given +0\.15 +4bit +4 ", printed.out)
+    assert re.search(r"^ +0\.15 +4bit +4 ", printed.out, re.MULTILINE)
+    assert "Loss: given." in printed.out
     assert manifest.data.patterns == (str(losses),)
     table = list(csv.DictReader((losses.parent / "out" / "risk_table.csv").open()))
     assert [row["setting"] for row in table] == [*ORDER, *ORDER]
@@ -72,7 +73,7 @@ def test_several_promises_of_which_each_holds_alone(losses: pathlib.Path, capsys
     printed = capsys.readouterr().out
     assert alone not in printed
     for entry in manifest.calibrations:
-        assert re.search(rf"given +{entry.delta:g}.* {entry.path_level:.4g} ", printed)
+        assert re.search(rf" {entry.delta:g} .* {entry.path_level:.4g} ", printed)
     # One probability, that of all together, and no key of the manifest.
     assert set(re.findall(r"probability (?:at least )?([\d.]+) %", printed)) == {"95"}
     assert "_epsilon" in manifest.guarantee

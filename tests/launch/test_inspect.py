@@ -113,9 +113,9 @@ def test_a_manifest_and_its_model(tmp_path: pathlib.Path, capsys: pytest.Capture
     path = tmp_path / "manifest.json"
     write_manifest(build_served_manifest(load_checkpoint(ours)), path)
     assert main(["inspect", str(path), f"--checkpoint={ours}"]) == 0
-    printed = capsys.readouterr().out
-    assert f"It belongs to the model in {ours}." in printed
-    assert "Operations are compared with the full model's" in " ".join(printed.split())
+    text = capsys.readouterr().out
+    assert f"It belongs to the model in {ours}." in text
+    assert "Operations are compared with the full model's" in " ".join(text.split())
     assert main(["inspect", str(path), f"--checkpoint={other}"]) == 1
     printed = capsys.readouterr()
     assert "Thresholds hold for no other model" in printed.err

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.errors import UsageError
 from calm_beam.exits.measures import MEASURES
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
 from calm_beam.launch.cli import main
@@ -63,8 +64,10 @@ def test_what_the_page_shows_runs(
     exec(_code("generator.warm_up()"), names)
     exec(_code("ContinuousGenerator("), names)
     assert names["answer"].tokens
-    exec(_code("transforms.Generate(").replace('output="answers"', 'output="again"'), names)
-    assert len(list(read_answers("again"))) == 3
+    exec(_code("transforms.Generate("), names)
+    assert len(list(read_answers("answers_in_beam"))) == 3
+    with pytest.raises(UsageError, match=r"^output .*Pass resume=True to go on with them, overwrite=True to begin"):
+        exec(_code("transforms.Generate("), names)
     exec(_code("answers = pipeline | beam.Create(["), names)
     capsys.readouterr()
     exec(_code("MonitorRisk(").replace("probe_share=0.01", "probe_share=1"), names)

@@ -222,7 +222,7 @@ def test_the_result_comes_first(
     monkeypatch.setenv("COLUMNS", "300")
     manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
     first, second, *others = _printed(tmp_path, manifest, capsys, verbose=False).splitlines()
-    assert first.startswith("2 of 2 promises proved, each with probability at least 95 %.")
+    assert first.startswith("2 of 2 promises proved, each with probability at least 95 %: expected loss at most ")
     assert "a token runs 4.45 to 5.22 of 6 layers on average: 13% to 26% fewer." in first
     assert second == f"Manifest: {tmp_path / 'manifest.json'}"
     assert not any(line.startswith(("Mean loss at", "Tests: ", "Engine: ")) for line in others)

@@ -13,12 +13,12 @@ from typing import Any, Self
 
 import apache_beam as beam
 from apache_beam import pipeline as beam_pipeline
-from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.options.pipeline_options import DirectOptions, GoogleCloudOptions, PipelineOptions
 
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.flags.shared_options import Accelerator
 from calm_beam.launch.terminal import say
-from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.launch.terminal.progress import STARTING, shown_progress
 from calm_beam.storage import absolute, check_writable, is_cloud_path, is_folder, joined, parent, remove_folder
 from calm_beam.transforms.decode import ANY_DEVICES, Devices
 from calm_beam.transforms.metrics import ProgressLog
@@ -125,7 +125,9 @@ class Workers:
 
         Settings as of `launch.terminal.progress.shown_progress`.
         """
-        return shown_progress(enabled=may_report_progress(self.options), **settings)
+        in_processes = self.options.view_as(DirectOptions).direct_running_mode == "multi_processing"
+        begins = {"first": STARTING} if in_processes else {}
+        return shown_progress(enabled=may_report_progress(self.options), **{**begins, **settings})
 
 
 def shared_place(workers: Workers, *, next_to: str | None = None) -> str:

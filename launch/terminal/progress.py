@@ -17,6 +17,8 @@ from . import say
 
 SCORING = "scoring"
 """What runs do that decode nothing: nobody reports how far they are."""
+STARTING = "starting worker processes"
+"""What runs in several processes begin with."""
 
 _READING, _LOADING, _COMPILING = "reading", "loading the model", "compiling"
 _DECODING = "decoding"
@@ -24,7 +26,7 @@ _PREDICTING = "computing what every layer predicts"
 _TIMING = "compiling and measuring speed"
 _BEFORE_THE_FIRST = (_LOADING, _COMPILING)
 # Without a count of what is done, seconds tell that something is.
-_TIMED = (_READING, *_BEFORE_THE_FIRST, _PREDICTING, _TIMING, SCORING)
+_TIMED = (STARTING, _READING, *_BEFORE_THE_FIRST, _PREDICTING, _TIMING, SCORING)
 
 _TERMINAL_SECONDS = 0.3
 _LOG_SECONDS = 10.0

@@ -160,26 +160,20 @@ class Home(Generic[J]):
         return None
 
     def after_failure(self, folder: str, *, is_over: bool) -> str:
-        """Returns a sentence on what a failed run has left in a folder; empty if it had begun nothing.
+        """Returns a sentence on what a failed run has left in a folder; empty if no shard was finished.
 
         Without a finished shard, the files are removed if the run `is_over`: remote workers may continue for a while.
         """
-        words = ""
         if self.JOB.shard_files(folder):
             return f"{self._extent(folder)} in {folder}: {self._again} goes on from there."
         if is_over:
-            if is_file(joined(folder, self.JOB.FILE)):
-                words = (
-                    f"{self._extent(folder)}, so nothing is kept; with more of them (--num_shards), a run that ends "
-                    "early keeps more."
-                )
             self._remove([folder])
             if not is_cloud_path(self.output):
                 # Only empty folders: users may keep other files there.
                 for left in (*self._below(), self.output):
                     with contextlib.suppress(OSError):
                         os.rmdir(left)
-        return words
+        return ""
 
     def remove_temporary_files(self) -> None:
         """Removes unfinished files of a killed process."""

@@ -173,7 +173,7 @@ def _decode_into(
         tells_assumed=is_first,
     ).without_weights()
     pipeline = workers.new_pipeline()
-    # Nobody has asked to resume: only what was found is said.
+    # Nobody has asked to resume: only what was found is news.
     tell = say if home.folders() else say_detail
     folder = home.begin([sweep.job()], resume=True, overwrite=False, tell=tell)
     start = time.monotonic()

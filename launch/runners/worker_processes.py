@@ -356,8 +356,8 @@ class _WorkerProcess(GrpcWorkerHandler):
             return f"worker process {self._process.pid} closed its connection before its work was done"
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"
         return (
-            f"worker process {self._process.pid} {how} before its work was done. If memory ran out, take fewer workers "
-            "or a smaller --max_cache_tokens"
+            f"worker process {self._process.pid} {how} before its work was done. Finished shards are kept: more of "
+            "them (--num_shards) lose less. If memory ran out, take fewer workers or a smaller --max_cache_tokens"
         )
 
 

@@ -671,7 +671,7 @@ def _choices(manifest: SettingManifest) -> Table:
     for name in groups:
         table.add_column(name, overflow="fold")
     losses = [_shown_loss(entry, manifest) for entry in manifest.calibrations]
-    # What is the same of all stands below.
+    # A loss that all entries share stands below the table.
     has_losses = len(set(losses)) > 1
     if has_losses:
         table.add_column("loss", no_wrap=True)

@@ -38,7 +38,7 @@ def _failure(flags: Sequence[str], function: Callable[[int], None]) -> str:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("processes", r"worker process \d+ was killed \(SIGKILL\) before its work was done\. If memory ran out, take "),
+        ("processes", r"worker process \d+ was killed \(SIGKILL\) before its work was done\. Finished shards are kept"),
         ("pool", r"a worker of the pool at localhost:\d+ was lost before its work was done: killed, or its machine is"),
         ("job service", r"a worker of the pool at localhost:\d+ was lost before its work was done: killed, or its "),
     ],

@@ -230,7 +230,9 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest, *, operations:
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     console.print(
         f"Calibration set: {counted(data.examples, 'example')}{clusters} of "
-        f"{printable_line(', '.join(data.patterns))}; {flaws_in_words(data)}."
+        f"{printable_line(', '.join(data.patterns))}; {flaws_in_words(data)}.",
+        # A path that is broken into lines cannot be copied.
+        soft_wrap=True,
     )
     for line in _of_examples(manifest):
         console.print(printable_line(line))

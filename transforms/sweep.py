@@ -291,13 +291,14 @@ class SweepWith(beam.PTransform):
             raise UsageError(f"output {output}: holds a manifest already. Choose another, or pass overwrite=True.")
         make_folder(output)
         job = self._job(source)
-        self.folder = SettingHome(output, again="resume=True", restart="pass overwrite=True").begin(
-            [job],
-            resume=self.resume,
-            overwrite=self.overwrite,
-            tell=lambda _: None,
-            withdraw=functools.partial(withdraw, output, earlier),
-        )
+        with naming_arguments(SweepOptions):
+            self.folder = SettingHome(output, again="resume=True", restart="pass overwrite=True").begin(
+                [job],
+                resume=self.resume,
+                overwrite=self.overwrite,
+                tell=lambda _: None,
+                withdraw=functools.partial(withdraw, output, earlier),
+            )
         assignment = SettingAssignment(
             directory=self.folder,
             job=job,

@@ -207,9 +207,8 @@ function writeSavings(entry) {
     objective.group === null ? "" : ", group ",
     objective.group === null ? "" : foreign(objective.group),
     `, ε = ${short(entry.epsilon, 4)}. ${alike.length === 1 ? "Risks are measured: only tests tell what is safe." : "Dashed: the full model."}`,
-    data.savings ? ` Operations are the decoder’s, exit tests included, against the full model’s. ${data.savings.byMeanLayers ? "The first count follows from the mean layers, without attention; the other one is over" : "Counted over"} ${counted(data.savings.examples, "example", "examples")}${data.objectives.some(({ group }) => group !== null) ? " of all groups" : ""}.` : "",
-    data.savings ? " The first count has the tests that each token took; the other one, as Table 2 of the CALM paper seems to, those of its output’s deepest token, and a projection for the output besides." : "",
-    data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " Where there are more, exit tests cost more than skipped layers save." : "",
+    data.savings ? ` “Operations” compares the decoder’s with the full model’s, with the tests that each token took${data.savings.byMeanLayers ? ", from the mean layers and without attention" : ""}. “As in Table 2” counts as that table of the CALM paper seems to: for every token the tests of its output’s deepest one, and a projection besides. ${data.savings.byMeanLayers ? "It is" : "Both are"} counted over ${counted(data.savings.examples, "example", "examples")}${data.objectives.some(({ group }) => group !== null) ? " of all groups" : ""}.` : "",
+    data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " A plus sign says more operations than the full model’s: exit tests cost more than skipped layers save." : "",
   );
   const rows = data.entries.map((other, index) => {
     const promised = data.objectives[other.objective];

@@ -82,6 +82,7 @@ def build_variants_page(
     shown_first = first_shown(manifest)
     (first, rows), *others = sorted(pairs, key=lambda pair: pair[0] is not shown_first)
     variants = "; ".join(variant.in_words() for variant in manifest.plan.pareto.variants)
+    speeds = "" if manifest.speeds is None else " Speeds: times as fast as the full model, where it was calibrated."
     return PlainPage(
         kind="calibration report",
         title=short_name(manifest.model.uri),
@@ -93,7 +94,7 @@ def build_variants_page(
         lead=_lead(first, rows, manifest=manifest),
         costs="layers",
         first=_panel(first, rows, name=name),
-        together=together_in_words(manifest) or "The manifest has one promise.",
+        together=(together_in_words(manifest) or "The manifest has one promise.") + speeds,
         panels=[_panel(*pair, name=name) for pair in others],
         entries=_entries(manifest, operations=shares_of_operations(manifest, sizes), name=name),
         outputs=None

@@ -129,7 +129,7 @@ def test_outputs_under_two_names_never_mix(data: pathlib.Path, tmp_path: pathlib
         sweep(data, tmp_path / "swept", decoder_name="cut 2", resume=True)
     with pytest.raises(UsageError, match="begun in another way: settings"):
         sweep(data, tmp_path / "swept", settings=("all", 2), resume=True)
-    with pytest.raises(UsageError, match=r"holds generations .*Pass --resume"):
+    with pytest.raises(UsageError, match=r"^output .*holds generations .*Pass resume=True"):
         sweep(data, tmp_path / "swept")
 
 

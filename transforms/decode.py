@@ -439,12 +439,10 @@ class Generate(GenerateOptions, beam.PTransform):
         source = maker_of(shards, ReadPrompts) or maker_of(shards, ShardPrompts) or maker_of(shards, ReadExamples)
         if source is None:
             raise UsageError("Generate takes what ReadPrompts, ShardPrompts or ReadExamples gives.")
+        output = absolute(os.fspath(self.output))
         with naming_arguments(GenerateOptions):
             prepared = prepare_answers(self._request(source.shard_count()), source.files(), runs_here=self.runs_here)
-        output = absolute(os.fspath(self.output))
-        home = AnswerHome(output, again="resume=True", restart="pass overwrite=True")
-        with naming_arguments(GenerateOptions):
-            home.begin([prepared.job], resume=self.resume, overwrite=self.overwrite, tell=lambda _: None)
+            AnswerHome(output).begin([prepared.job], resume=self.resume, overwrite=self.overwrite, tell=lambda _: None)
         return prompts | DecodeExamples([prepared.assignment(output)], self.progress)
 
     def _request(self, num_shards: int) -> AnswerRequest:

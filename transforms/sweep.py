@@ -292,7 +292,7 @@ class SweepWith(beam.PTransform):
         make_folder(output)
         job = self._job(source)
         with naming_arguments(SweepOptions):
-            self.folder = SettingHome(output, again="resume=True", restart="pass overwrite=True").begin(
+            self.folder = SettingHome(output).begin(
                 [job],
                 resume=self.resume,
                 overwrite=self.overwrite,

@@ -110,10 +110,9 @@ class Home(Generic[J]):
         if found and not resume:
             is_finished = any(is_file(joined(folder, COMPLETE)) for folder in self._marked())
             state = words.outputs if is_finished else f"{words.outputs} of a run that did not finish"
-            restart = self._restart.removeprefix("pass ")
             raise UsageError(
-                f"--output {output}: holds {state} ({self._extent(found[0])}). Pass {self._again} to go on with them, "
-                f"{restart} to begin again, or choose another {self.PLACE}."
+                f"--output {output}: holds {state} ({self._extent(found[0])}). Pass --resume to go on with them, "
+                f"--overwrite to begin again, or choose another {self.PLACE}."
             )
         for folder in found:
             self._check_same_run(folder, jobs)

@@ -123,12 +123,11 @@ def _tokens_html(output: Output, vocabulary: Vocabulary | None, *, num_layers: i
         # A token that is a space alone is seen by its colour; from other tokens the colour leaves out the space.
         inside = text if text == " " else text.removeprefix(" ")
         space = " " if spans and inside != text else ""
-        kind = "token" if piece else "token eos"
-        if num_layers is None:
-            spans.append(f'{space}<span class="{kind}">{html.escape(inside)}</span>')
-        else:
-            about = f"layer {layer} of {num_layers}, confidence {confidence:.3f}"
-            spans.append(f'{space}<span class="{kind} l{layer} coloured" title="{about}">{html.escape(inside)}</span>')
+        kind, title = "token" if piece else "token eos", ""
+        if num_layers is not None:
+            kind += f" l{layer} coloured"
+            title = f' title="layer {layer} of {num_layers}, confidence {confidence:.3f}"'
+        spans.append(f'{space}<span class="{kind}"{title}>{html.escape(inside)}</span>')
     return "".join(spans)
 
 

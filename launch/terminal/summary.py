@@ -127,7 +127,8 @@ def headline(manifest: Manifest, operations: Sequence[float | None] = ()) -> str
     others = f" For {counted(unpaid, 'other')}, nothing that is faster was proved." if unpaid else ""
     depth = manifest.model.layers
     least, most = min(entry.layers for entry in kept), max(entry.layers for entry in kept)
-    tolerances = _from_to(f"{min(entry.delta for entry in kept):g}", f"{max(entry.delta for entry in kept):g}")
+    deltas = [entry.delta for entry in kept]
+    tolerances = _from_to(f"{min(deltas):g}", f"{max(deltas):g}")
     loss = "loss" if any(entry.objective.tail is not None for entry in kept) else "expected loss"
     return (
         f"{late}{len(kept)} of {promises} proved, {how} {probability}: {loss} at most {tolerances}. At their "

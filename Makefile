@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 CHECKERS := $(VENV)/checkers
 BUILDERS := $(VENV)/builders
+# Containers often set it: every process of a test would then compile all sources again.
+unexport PYTHONDONTWRITEBYTECODE
 PROCESSES := -n auto --maxprocesses=4
 # A file stays with one process, or is shared when a process would wait: what is slow is so in few files.
 PARALLEL := $(PROCESSES) --dist loadfile
@@ -42,7 +44,7 @@ test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(addprefix --ignore=,$(RUNNING))
 	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(STEALING) $(RUNNING)
 
-test-slow: $(INSTALLED)  ## simulations, killed processes, worker processes, malformed files, accessibility (a quarter of an hour)
+test-slow: $(INSTALLED)  ## simulations, killed processes, worker processes, malformed files, browsers (a quarter of an hour)
 	$(BIN)/python -m pytest -m slow $(STEALING) $(filter-out $(RUNNING),$(TESTS))
 	XLA_FLAGS= $(BIN)/python -m pytest -m slow $(STEALING) $(RUNNING)
 

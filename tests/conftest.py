@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _bucket_numbers = itertools.count(1)
 _MEMORY_BOUND = 1 << 30
+# Tracing makes millions of small objects, little of which is garbage: Python looks for it seldom.
+_OBJECTS_BETWEEN_COLLECTIONS = 20_000
 _memory_bound = [_MEMORY_BOUND]
 
 
@@ -34,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     If `XLA_FLAGS` is set, even to an empty text, it is kept: `make test-compiled` compiles as users do. Tests of random
     examples have no deadline, since the machine may be busy.
     """
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, 20, 50)
     os.environ.setdefault("XLA_FLAGS", _COMPILE_QUICKLY)
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")

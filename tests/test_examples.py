@@ -87,6 +87,7 @@ def test_batch_inference(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     )
 
 
+@pytest.mark.slow
 def test_the_notebook_runs() -> None:
     """The notebook's cells run from top to bottom, and it is committed without outputs."""
     cells = json.loads((_ROOT / "examples" / "calibrate.ipynb").read_text(encoding="utf-8"))["cells"]

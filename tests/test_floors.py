@@ -25,9 +25,9 @@ _FORBIDDEN = {
 _MAY_USE_CLOUD = ("calm_beam/storage/_google.py",)
 
 
-def _imported(source: str, package: str) -> Iterator[str]:
+def _imported(module: ast.AST, package: str) -> Iterator[str]:
     """Yields the absolute names that a module imports, at its top or in functions; `from a import b` gives a.b."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -39,7 +39,7 @@ def _imported(source: str, package: str) -> Iterator[str]:
 
 
 def _violations(source: str, *, package: str, forbidden: tuple[str, ...]) -> list[str]:
-    names = _imported(source, package)
+    names = _imported(ast.parse(source), package)
     return sorted({name for name in names if any(f"{name}.".startswith(f"{root}.") for root in forbidden)})
 
 
@@ -111,17 +111,17 @@ def _imports(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> dict
     """
     graph: dict[str, set[str]] = {}
     for module, source in sources.items():
-        seen = ast.unparse(_WithoutTypes().visit(ast.parse(source)))
+        seen = _imported(_WithoutTypes().visit(ast.parse(source)), packages[module])
         # Of `from a import b`, b is a module, or something in a.
-        names = {name if name in sources else name.rpartition(".")[0] for name in _imported(seen, packages[module])}
+        names = {name if name in sources else name.rpartition(".")[0] for name in seen}
         graph[module] = (names & sources.keys()) - {module}
     return graph
 
 
-def _circle(sources: Mapping[str, str], *, packages: Mapping[str, str]) -> list[str]:
+def _circle(imports: Mapping[str, set[str]]) -> list[str]:
     """Returns a circle of modules, each of which imports the one before it; empty if there is none."""
     try:
-        graphlib.TopologicalSorter(_imports(sources, packages=packages)).prepare()
+        graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
         circle: list[str] = error.args[1]
         return circle
@@ -144,8 +144,8 @@ def _floors(imports: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def all_modules() -> tuple[dict[str, str], dict[str, str]]:
-    """The sources of all modules by name, and the package of each."""
+def all_imports() -> dict[str, set[str]]:
+    """Which modules each module of the three floors imports."""
     sources, packages = {}, {}
     for floor in _FORBIDDEN:
         for path in _modules(floor):
@@ -154,22 +154,20 @@ def all_modules() -> tuple[dict[str, str], dict[str, str]]:
             name = package if path.stem == "__init__" else f"{package}.{path.stem}"
             sources[name], packages[name] = path.read_text(encoding="utf-8"), package
     assert len(sources) > 300
-    return sources, packages
+    return _imports(sources, packages=packages)
 
 
-def test_no_modules_import_each_other_in_a_circle(all_modules: tuple[dict[str, str], dict[str, str]]) -> None:
+def test_no_modules_import_each_other_in_a_circle(all_imports: dict[str, set[str]]) -> None:
     """No module of any floor imports, at its top or in functions, a module that imports it directly or indirectly."""
-    sources, packages = all_modules
-    assert _circle(sources, packages=packages) == []
+    assert _circle(all_imports) == []
 
 
-def test_few_rooms_stand_on_few_floors(all_modules: tuple[dict[str, str], dict[str, str]]) -> None:
+def test_few_rooms_stand_on_few_floors(all_imports: dict[str, set[str]]) -> None:
     """calm_beam's 16 packages and 4 single modules, transforms and launch are on 10 floors at most."""
-    sources, packages = all_modules
     # The package itself loads a public name when it is first used.
-    imports = _imports({name: text for name, text in sources.items() if name != "calm_beam"}, packages=packages)
-    floors = _floors(imports)
-    is_package = {name.split(".")[1] for name in sources if name.count(".") > 1}
+    package = "calm_beam"
+    floors = _floors({name: others - {package} for name, others in all_imports.items() if name != package})
+    is_package = {name.split(".")[1] for name in all_imports if name.count(".") > 1}
     assert len(is_package - {"transforms", "launch"}) <= 16
     assert len(floors.keys() - is_package) <= 4
     assert max(floors.values()) <= 10
@@ -193,9 +191,9 @@ def test_the_check_sees_a_circle() -> None:
     """A circle of three modules, one of which imports in a function, is found; type-only imports make none."""
     sources = {"p": "from .a import f", "p.a": "import p.b", "p.b": "def f():\n    from . import a\n    import p"}
     packages = dict.fromkeys(sources, "p")
-    assert set(_circle(sources, packages=packages)) >= {"p.a", "p.b"}
+    assert set(_circle(_imports(sources, packages=packages))) >= {"p.a", "p.b"}
     sources["p.b"] = "if TYPE_CHECKING:\n    from . import a\n    import p"
-    assert _circle(sources, packages=packages) == []
+    assert _circle(_imports(sources, packages=packages)) == []
 
 
 def _loaded_by(absent: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """The list of programs has every function that is compiled for a device. This test needs no compiler."""
 
 import ast
+import functools
 import pathlib
 from typing import Any
 
@@ -32,6 +33,7 @@ def _compiled_functions() -> set[tuple[str, str]]:
     }
 
 
+@functools.cache
 def _listed(model: str) -> list[Program]:
     return list(programs(MODELS[model], _BFLOAT16, devices=jax.local_devices()[:1]))
 

@@ -10,6 +10,8 @@ import pytest
 
 from calm_beam.launch.runners.worker_processes import RUNNER, SPEAKS
 
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")]
+
 # gRPC's threads fail so once their connection is closed.
 _WORKER = """
 import sys, threading, time
@@ -57,7 +59,6 @@ def _said_after_a_kill(*words: str) -> list[str]:
     return said
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_workers_of_a_killed_runner_leave_one_line() -> None:
     """Workers of a killed runner print one line about it after their earlier output, and no traceback."""
     said = _said_after_a_kill()
@@ -66,7 +67,6 @@ def test_workers_of_a_killed_runner_leave_one_line() -> None:
     assert line.startswith("calm-beam: the command was killed, and its workers end.")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_workers_end_if_the_runner_was_killed_while_they_started() -> None:
     """Workers whose runner is gone before they have imported their modules end as others do."""
     said = _said_after_a_kill("early")

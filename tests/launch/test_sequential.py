@@ -308,15 +308,18 @@ def test_a_lazy_run_that_was_killed_at_its_end_is_finished(
     assert "is finished; nothing is left to do" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rule", ["", "--stop_at_threshold=0.5"])
+@pytest.mark.parametrize("stops", [False, True], ids=["whole", "stopped"])
 def test_lazy_sweeps_prove_the_same(
-    rule: str, model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+    stops: bool,
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    stopped: pathlib.Path,
+    tmp_path: pathlib.Path,
 ) -> None:
     """A lazy sequential sweep gives the manifest of the whole grid."""
-    flags = [rule] if rule else []
-    of_all = tmp_path / "full" if rule else whole
-    if rule:
-        assert _calibrate(model, data, of_all, rule) == 0
+    of_all = stopped if stops else whole
+    flags = [f"--stop_at_layers={_place_to_stop(whole)[1]}"] if stops else []
     assert _calibrate(model, data, tmp_path / "lazy", "--sweep=lazy", *flags) == 0
     assert without_time(_manifest(tmp_path / "lazy")) == without_time(_manifest(of_all))
     full, lazy = ((folder / "risk_table.csv").read_text().splitlines() for folder in (of_all, tmp_path / "lazy"))

@@ -32,6 +32,7 @@ def _code(part: str) -> str:
     return block
 
 
+@pytest.mark.slow
 def test_what_the_page_shows_runs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def test_stopping_at_the_best_moment_keeps_the_promise() -> None:
         assert max(most.values()) > 0
 
 
+@pytest.mark.slow
 def test_peeking_with_hoeffding_bentkus_is_caught() -> None:
     """It is valid for a fixed 5,000 examples; tested after each of them it errs three times as often as allowed."""
     outcomes = run_watched_world(

@@ -235,7 +235,8 @@ def _certified_cases() -> Iterator[Any]:
     """Yields decoders, rules and precisions: all of them, most of them marked exhaustive.
 
     A head depends on the measure of a rule only, so one rule of each measure is enough. In float32 every decoder is
-    paired with every measure. Bfloat16 changes only the numbers in a head, so every second pair is enough.
+    paired with every measure, of which `make test` takes all in a sweep and two elsewhere. Bfloat16 changes only the
+    numbers in a head, so every second pair is enough.
     """
     of_measures = [_RULES[place] for place in (0, 2, 5, 7, 8, 9, 11, *_ADDED)]
     for precision, rule in itertools.product((FLOAT32, _BFLOAT16), _RULES):
@@ -243,7 +244,8 @@ def _certified_cases() -> Iterator[Any]:
             marks: Any = pytest.mark.exhaustive
             if rule in of_measures:
                 if precision == FLOAT32:
-                    marks = pytest.mark.slow if rule.confidence == "static" else ()
+                    is_quick = decoder == "sweep" or rule.confidence in ("softmax", "classifier")
+                    marks = () if is_quick and rule.confidence != "static" else pytest.mark.slow
                 elif (of_measures.index(rule) + column) % 2 == 0:
                     marks = pytest.mark.slow
             yield pytest.param(decoder, rule, precision, marks=marks)

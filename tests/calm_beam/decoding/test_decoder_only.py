@@ -174,9 +174,9 @@ def _check(decoder: str, rule: ExitRule, kind: str, *, engine: str = "auto") -> 
     ("decoder", "rule"),
     [
         *(("sweep", rule) for rule in _FULL_MODEL_RULES),
-        *sampled([("sweep", rule) for rule in _RULES], keep=(0, 1, 2, 4, 6)),
-        *sampled([("served", rule) for rule in _RULES], keep=(0, 1, 2, 6)),
-        *sampled([("batched", rule) for rule in _RULES], keep=(0, 5)),
+        *sampled([("sweep", rule) for rule in _RULES], keep=(1, 2, 4)),
+        *sampled([("served", rule) for rule in _RULES], keep=(0, 1, 6)),
+        *sampled([("batched", rule) for rule in _RULES], keep=(5,)),
     ],
     ids=str,
 )
@@ -188,8 +188,8 @@ def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
 @pytest.mark.parametrize(
     ("decoder", "kind"),
     [
-        *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(0, 3, 6, 9, 16)),
-        *sampled([("served", kind) for kind in list(_KINDS)[1:]], keep=(1, 2, 4, 8, 10)),
+        *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(3, 6, 8, 9)),
+        *sampled([("served", kind) for kind in list(_KINDS)[1:]], keep=(1, 10, 16)),
     ],
 )
 def test_every_kind_of_model_is_plain_numpys(decoder: str, kind: str) -> None:
@@ -224,7 +224,7 @@ def test_a_certified_head_divides_logits(kind: str) -> None:
             *((decoder, rule, "llama") for rule in (_RULES[0], _RULES[1], _RULES[3]) for decoder in DECODERS),
             *(("sweep", _RULES[0], kind) for kind in list(_KINDS)[1:]),
         ],
-        keep=(0, 1, 5, 13),
+        keep=(1, 13),
     ),
     ids=str,
 )
@@ -305,7 +305,7 @@ def test_every_end_id_ends_an_output(decoder: str) -> None:
 
 @pytest.mark.parametrize(
     ("decoder", "precision"),
-    sampled([(decoder, precision) for precision in (FLOAT32, _BFLOAT16) for decoder in DECODERS], keep=(0, 1, 2, 3)),
+    sampled([(decoder, precision) for precision in (FLOAT32, _BFLOAT16) for decoder in DECODERS], keep=(1, 3)),
     ids=str,
 )
 def test_the_batch_does_not_matter(decoder: str, precision: Precision) -> None:

@@ -83,7 +83,7 @@ def test_a_sweep_and_batches_of_any_size_give_the_same_bits(rule: ExitRule, kind
     for name in _ENGINES:
         with forced(name):
             swept = in_order(_decoder(kind, branches, 5, by=name).decode(_PROMPTS), len(_PROMPTS))
-            for slots in (1, 3, 16, 64):
+            for slots in (1, 3, 64):
                 served = in_order(_decoder(kind, branches[:1], slots, by=name).decode(requests), len(requests))
                 for index, found in enumerate(served):
                     prompt, branch = divmod(index, len(branches))
@@ -112,7 +112,8 @@ def test_rules_that_share_a_sweep_give_the_bits_of_their_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [("t5", "bfloat16"), ("llama", "bfloat16"), ("experts", "bfloat16"), ("experts", "float32")]
+    ("kind", "dtype"),
+    sampled([("t5", "bfloat16"), ("llama", "bfloat16"), ("experts", "bfloat16"), ("experts", "float32")], keep=(0, 2)),
 )
 def test_precision_experts_and_tight_budgets_move_no_bit(kind: str, dtype: str) -> None:
     """With XLA, sweeps and batches whose prompts wait, are preempted and begin again give the same bits."""

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,29 +19,32 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 _LOGITS = st.lists(st.sampled_from([-np.inf, -3.0, 0.0, 1.5, 1.5, 7.25, np.inf, np.nan]), min_size=1, max_size=6)
 # Every length is compiled once.
 _slowly = settings(deadline=None)
+_merged, _settled, _union = jax.jit(decision.merged), jax.jit(decision.settled), jax.jit(decision.union)
 
 
 def _parts(logits: list[float]) -> Summary:
     """Returns a summary of each logit by itself, (1, logits)."""
-    values = jnp.array([logits], jnp.float32)
-    is_nan = jnp.isnan(values)
-    index = jnp.arange(len(logits), dtype=jnp.int32)[None]
-    return Summary(
-        jnp.where(is_nan, jnp.float32(jnp.inf), values),
-        jnp.where(is_nan, -1, index),
-        jnp.full_like(values, -jnp.inf),
-        jnp.ones_like(values),
-        jnp.zeros_like(values),
+    values = np.array([logits], np.float32)
+    is_nan = np.isnan(values)
+    index = np.arange(len(logits), dtype=np.int32)[None]
+    parts = (
+        np.where(is_nan, np.float32(np.inf), values),
+        np.where(is_nan, np.int32(-1), index),
+        np.full_like(values, -np.inf),
+        np.ones_like(values),
+        np.zeros_like(values),
     )
+    return Summary(*map(jnp.asarray, parts))
 
 
 def _folded(parts: Summary, order: list[int]) -> Summary:
-    columns = [Summary(*(values[:, place : place + 1] for values in parts)) for place in order]
-    return functools.reduce(decision.merged, columns, decision.nothing((1, 1)))
+    arrays = [np.asarray(values) for values in parts]
+    columns = [Summary(*(jnp.asarray(values[:, place : place + 1]) for values in arrays)) for place in order]
+    return functools.reduce(_merged, columns, decision.nothing((1, 1)))
 
 
 def _assert_same(one: Summary, other: Summary) -> None:
-    found, expected = decision.settled(one), decision.settled(other)
+    found, expected = _settled(one), _settled(other)
     for name in ("largest", "token", "total"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-6)
     np.testing.assert_allclose(found.weighted, expected.weighted, rtol=1e-5)
@@ -54,7 +58,7 @@ def test_any_order_and_the_union_at_once_are_the_same(logits: list[float], data:
     """Merged one by one in any order, beginning with the empty one, parts have the summary of their union."""
     parts = _parts(logits)
     order = data.draw(st.permutations(range(len(logits))))
-    _assert_same(_folded(parts, order), decision.union(parts))
+    _assert_same(_folded(parts, order), _union(parts))
 
 
 @_slowly
@@ -62,7 +66,7 @@ def test_any_order_and_the_union_at_once_are_the_same(logits: list[float], data:
 def test_the_summary_is_that_of_the_sorted_logits(logits: list[float]) -> None:
     """Largest, its first index, runner-up and sum are numpy's; NaN counts as the largest and makes the row unusable."""
     largest, token, second, total, weighted = (
-        values.item() for values in decision.settled(_folded(_parts(logits), [*range(len(logits))]))
+        values.item() for values in _settled(_folded(_parts(logits), [*range(len(logits))]))
     )
     if np.isnan(logits).any():
         assert np.isnan(largest)

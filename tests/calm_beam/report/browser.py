@@ -13,6 +13,7 @@ PHONE = {"viewport": {"width": 375, "height": 812}, "has_touch": True, "is_mobil
 EVIL = "</script><script>document.title = 'broken out'</script><img src=http://example.invalid/x.png>"
 
 needs_browser = [
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium"),
     pytest.mark.timeout(240),
 ]

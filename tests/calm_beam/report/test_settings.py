@@ -175,6 +175,7 @@ def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:
         assert violations(browser, path) == violations(browser, rounds) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [{}, PHONE])
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)

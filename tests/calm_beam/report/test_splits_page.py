@@ -141,6 +141,7 @@ def test_the_page_is_made_again_alike_and_tells_no_places() -> None:
     assert 'class="sentence never"' in _page(table=broken)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_no_column_is_cut_on_a_desktop(tmp_path: pathlib.Path) -> None:

@@ -213,7 +213,7 @@ def test_without_losses_the_proof_comes_at_a_known_example() -> None:
 
 def test_the_last_threshold_that_is_proved_decides() -> None:
     """Thresholds above delta are never proved, and none after them is, however safe."""
-    looks = looks_at(20_000, first=20)
+    looks = looks_at(5000, first=20)
     found = expected_stop(_columns(0.0, 0.05, 0.2, 0.0), looks=looks, **_TEST)
     assert found.place == 1
     assert found.shares is not None
@@ -244,10 +244,8 @@ def test_closer_to_delta_takes_more_examples() -> None:
 
 def test_one_seed_gives_one_answer() -> None:
     """One seed gives one result; another gives nearly the same."""
-    looks = looks_at(10_000, first=100)
-    first, again, other = (
-        expected_stop(_columns(0.05, examples=5000), looks=looks, seed=seed, **_TEST) for seed in (0, 0, 1)
-    )
+    looks = looks_at(2000, first=100)
+    first, again, other = (expected_stop(_columns(0.05), looks=looks, seed=seed, **_TEST) for seed in (0, 0, 1))
     assert first == again
     assert first.shares is not None
     assert other.shares is not None

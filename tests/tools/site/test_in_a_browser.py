@@ -10,7 +10,7 @@ from calm_beam import __version__
 from tests.calm_beam.report.accessibility import FORMS, violations_now
 from tests.calm_beam.report.browser import SeenPage, needs_browser, started_browser
 
-pytestmark = [pytest.mark.slow, *needs_browser]
+pytestmark = needs_browser
 
 _ROOT = pathlib.Path(__file__).parents[3]
 # README, code, wide tables, a tree of flags, docstrings, a schema, and pictures.

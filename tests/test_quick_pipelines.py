@@ -1,11 +1,13 @@
 """Pipelines that are quick to build in tests: Beam returns what it returns elsewhere."""
 
+import functools
 import inspect
 import types
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
+import pytest
 from apache_beam.coders import VarIntCoder
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.worker import statecache
@@ -13,7 +15,7 @@ from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import BagStateSpec, TimerSpec, get_dofn_specs, on_timer
 from apache_beam.typehints.decorators import get_signature
 
-from tests.quick_pipelines import build_quickly, keeping_signatures, keeping_specs, keeping_views
+from tests.quick_pipelines import keeping_signatures, keeping_specs, keeping_views
 
 _READ_SPECS = inspect.unwrap(get_dofn_specs)
 
@@ -73,17 +75,15 @@ def test_specs_are_those_that_beam_reads() -> None:
     assert len(kept(_Remembers())[0]) == 1
 
 
-def test_sizes_are_those_of_beam() -> None:
+def test_sizes_are_those_of_beam(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Beam caches is as large without the variables of modules as with them."""
     values = [np.zeros(100), {"a": [1, 2.5, "text"]}, _Adds(1), _Remembers(), [np.sum, inspect], b"0" * 1000]
-    build_quickly()
-    quick = [statecache.get_deep_size(value) for value in values]
-    sizes = statecache.objsize.get_deep_size.keywords
-    sizes["exclude_modules_globals"] = True
-    try:
-        assert [statecache.get_deep_size(value) for value in values] == quick
-    finally:
-        sizes["exclude_modules_globals"] = False
+    sizes, size = [], statecache.objsize.get_deep_size
+    for excludes in (True, False):
+        sized = functools.partial(size, exclude_modules_globals=excludes)
+        monkeypatch.setattr(statecache.objsize, "get_deep_size", sized)
+        sizes.append([statecache.get_deep_size(value) for value in values])
+    assert sizes[0] == sizes[1]
 
 
 def test_views_share_the_values_of_their_options() -> None:

@@ -71,20 +71,15 @@ def _decode(rules: list[ExitRule]) -> tuple[list[list[PromptResult]], int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "by_native_code"),
-    [
-        *((name, True) for name in _SETS),
-        *sampled([(name, False) for name in _SETS], keep=(0, 4, 5)),
-    ],
+    ("name", "engine"),
+    [*((name, "native") for name in _SETS), *sampled([(name, "xla") for name in _SETS], keep=(0, 4, 5))],
 )
-def test_every_rule_has_the_outputs_of_its_own_sweep(
-    name: str, by_native_code: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_rule_has_the_outputs_of_its_own_sweep(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rule, and the full model, has the outputs of its own sweep, with less work than in separate sweeps.
 
     Outputs are tokens, exits, lengths and confidences.
     """
-    if not by_native_code:
+    if engine == "xla":
         monkeypatch.setenv(library.VARIABLE, "none")
     elif not library.is_available():
         pytest.skip("there is no native code here")
@@ -95,7 +90,7 @@ def test_every_rule_has_the_outputs_of_its_own_sweep(
         for one, other in zip(found, expected, strict=True):
             for field in ("tokens", "exit_layers", "lengths", "is_finite"):
                 np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
-            near = 0 if by_native_code else 1e-6
+            near = 0 if engine == "native" else 1e-6
             np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=near)
             # An upper bound: other rules' branches test layers that the full model's alone do not.
             assert one.max_rejected_confidence is not None

@@ -76,7 +76,7 @@ def test_specs_are_those_that_beam_reads() -> None:
 
 
 def test_sizes_are_those_of_beam(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Beam caches is as large without the variables of modules as with them."""
+    """A value in the cache of Beam is as large without the variables of modules as with them."""
     values = [np.zeros(100), {"a": [1, 2.5, "text"]}, _Adds(1), _Remembers(), [np.sum, inspect], b"0" * 1000]
     sizes, size = [], statecache.objsize.get_deep_size
     for excludes in (True, False):

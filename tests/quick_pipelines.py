@@ -18,8 +18,8 @@ _has_built_quickly: list[bool] = []
 
 def build_quickly() -> None:
     """Has Beam keep signatures, specs and views of options, once it is imported; what it returns is the same."""
-    names = ("apache_beam.options.pipeline_options", "apache_beam.transforms.core", "apache_beam.transforms.userstate")
-    if _has_built_quickly or not set(names) <= set(sys.modules):
+    beam = ("apache_beam.options.pipeline_options", "apache_beam.transforms.core", "apache_beam.transforms.userstate")
+    if _has_built_quickly or not {*beam, "objsize"} <= set(sys.modules):
         return
     _has_built_quickly.append(True)
     core: Any = sys.modules["apache_beam.transforms.core"]

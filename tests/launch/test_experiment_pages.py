@@ -8,7 +8,7 @@ import pytest
 
 from calm_beam.launch.cli import main
 from tests.calm_beam.report.accessibility import violations
-from tests.calm_beam.report.browser import CHROMIUM, started_browser
+from tests.calm_beam.report.browser import in_a_browser, started_browser
 from tests.pipelines import id_rows, write_model, write_rows
 
 _SHORT = ("--max_input_length=32", "--max_decode_length=6", "--batch_size=4", "--metric=token_f1")
@@ -49,9 +49,7 @@ def test_columns_tell_rows_apart(pages: dict[str, pathlib.Path], name: str) -> N
     assert [html.unescape(head) for head in heads] == _EXPERIMENTS[name][1]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-@pytest.mark.timeout(240)
+@in_a_browser
 @pytest.mark.parametrize("name", _EXPERIMENTS)
 def test_axe_finds_nothing(pages: dict[str, pathlib.Path], name: str) -> None:
     """Axe finds no accessibility problem on each page."""

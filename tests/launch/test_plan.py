@@ -17,7 +17,7 @@ from calm_beam.launch.cli import main
 from calm_beam.precision import Precision
 from calm_beam.risk.sample_size import exact_power
 from tests.calm_beam.report.accessibility import violations
-from tests.calm_beam.report.browser import CHROMIUM, started_browser
+from tests.calm_beam.report.browser import in_a_browser, started_browser
 from tests.pipelines import write_model
 
 _NEEDS_PLOTS = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra `plots`")
@@ -176,9 +176,7 @@ def test_page(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert output.read_text(encoding="utf-8") == content
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-@pytest.mark.timeout(240)
+@in_a_browser
 def test_everybody_can_use_the_page(tmp_path: pathlib.Path) -> None:
     """Axe finds no accessibility problem on the page."""
     output = tmp_path / "plan.html"

@@ -9,7 +9,7 @@ import pytest
 
 from calm_beam.launch.cli import main
 from tests.calm_beam.report.accessibility import violations
-from tests.calm_beam.report.browser import CHROMIUM, started_browser
+from tests.calm_beam.report.browser import in_a_browser, started_browser
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.6", "--epsilon=0.1")
@@ -163,9 +163,7 @@ def test_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Ca
     assert str(pilot.parent) not in text
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-@pytest.mark.timeout(240)
+@in_a_browser
 def test_everybody_can_use_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Axe finds no accessibility problem on the page."""
     output = tmp_path / "plan.html"

@@ -23,7 +23,7 @@ from calm_beam.risk.evidence import betting_order
 from calm_beam.risk.pvalues import p_values_of
 from calm_beam.serving import Generator, LossProbe
 from tests.calm_beam.report.accessibility import violations
-from tests.calm_beam.report.browser import CHROMIUM, opened, started_browser
+from tests.calm_beam.report.browser import in_a_browser, opened, started_browser
 from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
 _ROWS = 60
@@ -534,9 +534,7 @@ def test_objectives_share_the_sweeps(model: pathlib.Path, data: pathlib.Path, tm
     assert len(list((tmp_path / "out" / "generations").iterdir())) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-@pytest.mark.timeout(240)
+@in_a_browser
 def test_everybody_can_use_the_report(calibrated: pathlib.Path) -> None:
     """Axe finds no accessibility problem in the report, and its tables sort."""
     with started_browser() as browser:

@@ -58,10 +58,10 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def test_answers_are_those_of_one_at_a_time(tmp_path: pathlib.Path) -> None:
-    """The demo model answers thirty prompts as `Generator` does one by one; near ties would be counted."""
+    """The demo model answers a hundred prompts as `Generator` does one by one; near ties would be counted."""
     manifest = write_embedded_manifest(tmp_path / "manifest.json")
     with gzip.open(embedded.CALIBRATION_SET, "rt", encoding="utf-8") as file:
-        prompts = [json.loads(line) for line in itertools.islice(file, 30)]
+        prompts = [json.loads(line) for line in itertools.islice(file, 100)]
     path = write_rows(tmp_path / "rows.jsonl", prompts)
     rows = _run(
         ReadPrompts(str(path), num_shards=2),

@@ -83,7 +83,7 @@ def test_a_sweep_and_batches_of_any_size_give_the_same_bits(rule: ExitRule, kind
     for name in _ENGINES:
         with forced(name):
             swept = in_order(_decoder(kind, branches, 5, by=name).decode(_PROMPTS), len(_PROMPTS))
-            for slots in (1, 3, 64):
+            for slots in (1, 3, 16, 64):
                 served = in_order(_decoder(kind, branches[:1], slots, by=name).decode(requests), len(requests))
                 for index, found in enumerate(served):
                     prompt, branch = divmod(index, len(branches))

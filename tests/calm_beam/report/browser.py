@@ -4,10 +4,11 @@ import contextlib
 import pathlib
 import shutil
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+T = TypeVar("T")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PHONE = {"viewport": {"width": 375, "height": 812}, "has_touch": True, "is_mobile": True}
 EVIL = "</script><script>document.title = 'broken out'</script><img src=http://example.invalid/x.png>"
@@ -17,6 +18,13 @@ needs_browser = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium"),
     pytest.mark.timeout(240),
 ]
+
+
+def in_a_browser(test: T) -> T:
+    """Marks a single test as `needs_browser` marks a module."""
+    for mark in needs_browser:
+        mark(test)
+    return test
 
 
 class SeenPage:

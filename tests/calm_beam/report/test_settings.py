@@ -18,7 +18,7 @@ from calm_beam.report.document import source_hash
 from calm_beam.report.settings import promise_html
 from tests.calm_beam.inputs.losses.builders import ORDER, coin_rows
 from tests.calm_beam.report.accessibility import violations
-from tests.calm_beam.report.browser import CHROMIUM, EVIL, PHONE, opened, started_browser
+from tests.calm_beam.report.browser import EVIL, PHONE, in_a_browser, opened, started_browser
 from tests.calm_beam.report.pages import ParsedPage
 from tests.plans import all_tests, build_setting_plan
 
@@ -157,9 +157,7 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     assert "is a certification, which has no model" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-@pytest.mark.timeout(240)
+@in_a_browser
 def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:
     """Axe finds no violation, neither with groups and tails, nor with rounds."""
     path = tmp_path / "page.html"
@@ -175,10 +173,8 @@ def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:
         assert violations(browser, path) == violations(browser, rounds) == []
 
 
-@pytest.mark.slow
+@in_a_browser
 @pytest.mark.parametrize("form", [{}, PHONE])
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-@pytest.mark.timeout(240)
 def test_names_of_others(tmp_path: pathlib.Path, form: dict[str, object]) -> None:
     """With any names of settings and groups, nothing runs, nothing is requested, and nothing overflows."""
     names = (EVIL, "\u202eright to left", "x" * 200)

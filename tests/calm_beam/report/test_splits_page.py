@@ -14,7 +14,7 @@ from calm_beam.evaluation.serving_speed import Speedup
 from calm_beam.report import splits_page as page_module
 from calm_beam.report.splits_page import splits_page
 from tests.calm_beam.report.accessibility import violations
-from tests.calm_beam.report.browser import CHROMIUM, started_browser
+from tests.calm_beam.report.browser import in_a_browser, started_browser
 from tests.calm_beam.report.split_results import (
     MEASURES,
     PROVENANCE,
@@ -141,9 +141,7 @@ def test_the_page_is_made_again_alike_and_tells_no_places() -> None:
     assert 'class="sentence never"' in _page(table=broken)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-@pytest.mark.timeout(240)
+@in_a_browser
 def test_no_column_is_cut_on_a_desktop(tmp_path: pathlib.Path) -> None:
     """With all columns and names of the usual length, the table fits a window of 1280 pixels."""
     bleu = Spread(mean=33.1, std=1.0)
@@ -161,9 +159,7 @@ def test_no_column_is_cut_on_a_desktop(tmp_path: pathlib.Path) -> None:
         assert frame.evaluate("(it) => it.scrollWidth - it.clientWidth") == 0
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
-@pytest.mark.timeout(240)
+@in_a_browser
 def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:
     """Axe finds no violation on the page."""
     path = tmp_path / "page.html"

@@ -24,24 +24,26 @@ static inline int64_t columns_of(const Matrix* matrix, int64_t panel) {
   return left < kPanel ? left : kPanel;
 }
 
+/* The sums of `count` rows in `vectors` vectors stay in registers. */
 static inline __attribute__((always_inline)) void multiply_tile(const float* rows, int64_t stride, const float* panel,
-                                                                int64_t inputs, const int count, float* sums) {
-  for (int first = 0; first < kPanel; first += kTileVectors * kLanes) {
-    Floats total[kRowsAtATime][kTileVectors];
+                                                                int64_t inputs, const int count, const int vectors,
+                                                                float* sums) {
+  for (int first = 0; first < kPanel; first += vectors * kLanes) {
+    Floats total[kRowsAtATime][kVectorsOfRow];
     for (int row = 0; row < count; ++row)
-      for (int vector = 0; vector < kTileVectors; ++vector) total[row][vector] = (Floats){0};
+      for (int vector = 0; vector < vectors; ++vector) total[row][vector] = (Floats){0};
     for (int64_t input = 0; input < inputs; ++input) {
-      Floats weights[kTileVectors];
-      for (int vector = 0; vector < kTileVectors; ++vector)
+      Floats weights[kVectorsOfRow];
+      for (int vector = 0; vector < vectors; ++vector)
         weights[vector] = load(panel + input * kPanel + first + vector * kLanes);
       for (int row = 0; row < count; ++row) {
         const Floats value = all(rows[row * stride + input]);
-        for (int vector = 0; vector < kTileVectors; ++vector)
+        for (int vector = 0; vector < vectors; ++vector)
           total[row][vector] = fused(value, weights[vector], total[row][vector]);
       }
     }
     for (int row = 0; row < count; ++row)
-      for (int vector = 0; vector < kTileVectors; ++vector)
+      for (int vector = 0; vector < vectors; ++vector)
         store(sums + row * kPanel + first + vector * kLanes, total[row][vector]);
   }
 }
@@ -51,12 +53,13 @@ static inline void multiply_rows(const float* rows, int64_t stride, const Matrix
                                  float* sums) {
   const float* weights = matrix->weights + panel * matrix->inputs * kPanel;
   switch (count) {
-    case 1: multiply_tile(rows, stride, weights, matrix->inputs, 1, sums); break;
-    case 2: multiply_tile(rows, stride, weights, matrix->inputs, 2, sums); break;
-    case 3: multiply_tile(rows, stride, weights, matrix->inputs, 3, sums); break;
-    case 4: multiply_tile(rows, stride, weights, matrix->inputs, 4, sums); break;
-    case 5: multiply_tile(rows, stride, weights, matrix->inputs, 5, sums); break;
-    default: multiply_tile(rows, stride, weights, matrix->inputs, kRowsAtATime, sums);
+    /* One row reads all weights in order: it waits for memory, and for each sum before the next. */
+    case 1: multiply_tile(rows, stride, weights, matrix->inputs, 1, kVectorsOfRow, sums); break;
+    case 2: multiply_tile(rows, stride, weights, matrix->inputs, 2, kVectorsOfTwoRows, sums); break;
+    case 3: multiply_tile(rows, stride, weights, matrix->inputs, 3, kTileVectors, sums); break;
+    case 4: multiply_tile(rows, stride, weights, matrix->inputs, 4, kTileVectors, sums); break;
+    case 5: multiply_tile(rows, stride, weights, matrix->inputs, 5, kTileVectors, sums); break;
+    default: multiply_tile(rows, stride, weights, matrix->inputs, kRowsAtATime, kTileVectors, sums);
   }
 }
 

@@ -11,12 +11,18 @@ enum {
 #if defined __AVX512F__
   kLanes = 16,       /* Numbers in a vector. */
   kTileVectors = 4,  /* Vectors of a row whose sums are kept in registers for kRowsAtATime rows. */
+  kVectorsOfRow = 4, /* The same for one row, and for two. */
+  kVectorsOfTwoRows = 4,
 #elif defined __AVX2__
   kLanes = 8,
   kTileVectors = 2,
+  kVectorsOfRow = 8,
+  kVectorsOfTwoRows = 4,
 #else
   kLanes = 4,
   kTileVectors = 2,
+  kVectorsOfRow = 8,
+  kVectorsOfTwoRows = 4,
 #endif
   kRowsAtATime = 6,  /* Rows whose sums fit in registers, together with some weights. */
 };

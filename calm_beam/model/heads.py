@@ -16,7 +16,7 @@ from flax import linen as nn
 from calm_beam.precision import Precision
 
 from .architecture import ModelConfig
-from .numerics import matrix_product, widened
+from .numerics import matrix_product, parameter, widened
 
 
 class Projection(nn.Module):
@@ -27,7 +27,7 @@ class Projection(nn.Module):
 
     def setup(self) -> None:
         """Declares the kernel, [in, out]."""
-        self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.inputs, self.outputs))
+        self.kernel = parameter(self, "kernel", nn.initializers.lecun_normal(), (self.inputs, self.outputs))
 
 
 def exit_projections(config: ModelConfig) -> list[Projection]:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.model.interface import Attended, KeysValues, Numbers, Sources
-from calm_beam.model.numerics import MASKED, Dense, capped, einsum, matrix_product, rounded, widened
+from calm_beam.model.numerics import MASKED, Dense, capped, einsum, matrix_product, parameter, rounded, widened
 from calm_beam.precision import FLOAT32, Precision
 
 from .config import LlamaConfig, RopeScaling
@@ -147,7 +147,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the normed inputs, shape (..., width)."""
-        scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
+        scale = parameter(self, "scale", nn.initializers.ones, (inputs.shape[-1],))
         if self.config.unit_offset_norms:
             scale = scale + np.float32(1)
         wide = widened(inputs)

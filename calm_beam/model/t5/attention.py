@@ -6,7 +6,7 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.model.interface import Attended, KeysValues, Position, Sources
-from calm_beam.model.numerics import MASKED, Dense, einsum, matrix_product, rounded
+from calm_beam.model.numerics import MASKED, Dense, einsum, matrix_product, parameter, rounded
 from calm_beam.precision import FLOAT32, Precision
 
 from .config import T5Config
@@ -154,7 +154,7 @@ class RelativePositionBias(nn.Module):
         """Returns the biases of `length` queries to `length` keys, shape (heads, length, length)."""
         config = self.config
         shape = (config.num_heads, config.relative_buckets)
-        table = self.param("rel_embedding", nn.initializers.normal(1.0), shape)
+        table = parameter(self, "rel_embedding", nn.initializers.normal(1.0), shape)
         buckets = relative_position_bucket(
             np.arange(-length + 1, length),
             buckets=config.relative_buckets,

@@ -27,7 +27,7 @@ from calm_beam.model.heads import (
 from calm_beam.model.interface import Attended, KeysValues, Position, Sources, Taught, of_layer
 from calm_beam.model.native import library
 from calm_beam.model.native_decoder import NativeDecoder, Packing, classifier_of, norms_before_heads
-from calm_beam.model.numerics import MASKED, Dense, added, precision_of, rounded, widened
+from calm_beam.model.numerics import MASKED, Dense, added, parameter, precision_of, rounded, widened
 from calm_beam.model.partitioning import looked_up
 from calm_beam.precision import FLOAT32, Precision
 
@@ -54,7 +54,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the normed inputs, shape (..., width)."""
-        scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
+        scale = parameter(self, "scale", nn.initializers.ones, (inputs.shape[-1],))
         wide = widened(inputs)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normed = wide * jax.lax.rsqrt(mean_square + NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))

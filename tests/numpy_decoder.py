@@ -65,6 +65,7 @@ class NumpyDecoder(abc.ABC):
         self._is_rounded = dtype == "bfloat16"
         wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
         self.arrays = {name: array if _stays_wide(name) else self.rounded(array) for name, array in wide.items()}
+        self._begun: dict[tuple[int, ...], Begun] = {}
 
     @abc.abstractmethod
     def begin(self, source: Sequence[int]) -> Begun:
@@ -117,18 +118,20 @@ class NumpyDecoder(abc.ABC):
     ) -> Decoded:
         """Returns the greedy output at one threshold; None is the full model, which never exits."""
         depth = self.config.num_decoder_layers
-        begun = self.begin(source)
+        # Outputs at other thresholds begin alike.
+        begun = self._begun.get(tuple(source)) or self._begun.setdefault(tuple(source), self.begin(source))
         # kept[k - 1]: layer k's key and value of every position so far.
-        kept = begun.kept
+        kept = [list(of_layer) for of_layer in begun.kept]
         tokens: list[int] = []
         exit_layers, confidences, min_margin, min_gap = [], [], math.inf, math.inf
         while len(tokens) < max_decode_length and not set(tokens[-1:]) & set(self.config.end_ids):
             limit = threshold_at(rule, threshold, step=len(tokens), max_decode_length=max_decode_length)
             # states[k]: output of layer k if nothing is skipped; states[0] is the embedding.
             states = [self.embed(tokens[-1] if tokens else begun.first_input)]
+            own: list[KeyValue] = []
             for layer in range(1, depth + 1):
-                memory = [*kept[layer - 1], self.key_value(layer, states[-1], len(kept[layer - 1]))]
-                states.append(self.decoder_layer(layer, memory, states[-1], begun.context))
+                own.append(self.key_value(layer, states[-1], len(kept[layer - 1])))
+                states.append(self.decoder_layer(layer, [*kept[layer - 1], own[-1]], states[-1], begun.context))
             allowed = [layer for layer in range(1, depth + 1) if may_exit(rule, layer, depth)]
             for place, exit_layer in enumerate(allowed):
                 confidence = self._confidence(rule, allowed[: place + 1], states)
@@ -144,9 +147,9 @@ class NumpyDecoder(abc.ABC):
             for layer in range(1, depth + 1):
                 position = len(kept[layer - 1])
                 if layer <= exit_layer or keeps_all:
-                    new = self.key_value(layer, states[layer - 1], position)
+                    new = own[layer - 1]
                 elif rule.state_propagation == "projected":
-                    new = self.key_value(exit_layer, states[exit_layer - 1], position)
+                    new = own[exit_layer - 1]
                 else:
                     passed_on = exit_layer if rule.state_propagation == "from_exit" else allowed[0]
                     new = self.key_value(layer, states[passed_on], position)

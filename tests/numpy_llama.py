@@ -9,6 +9,7 @@ The frequencies of scaled rotary positions are not repeated here; tests compare 
 """
 
 import cmath
+import functools
 import math
 from collections.abc import Sequence
 
@@ -141,9 +142,7 @@ class NumpyLlama(NumpyDecoder):
         if self.config.local_rope_theta and layer - 1 in self.config.windowed_layers:
             scaling, theta = RopeScaling(), self.config.local_rope_theta
         half = (self.config.turned_dim or self.config.head_dim) // 2
-        factors = scaling.pair_factors or (scaling.factor,) * half
-        angles = [position / factor / theta ** (i / half) for i, factor in enumerate(factors)]
-        turns = np.array([cmath.rect(scaling.attention_factor, angle) for angle in angles])
+        turns = _turns(position, scaling, theta, half)
         turned = (heads[:, :half] + 1j * heads[:, half : 2 * half]) * turns
         return np.concatenate([turned.real, turned.imag, heads[:, 2 * half :]], axis=1)
 
@@ -163,3 +162,11 @@ class NumpyLlama(NumpyDecoder):
         mean_square = np.mean(inputs**2, axis=-1, keepdims=True)
         scale = self.arrays[f"{name}/scale"] + self.config.unit_offset_norms
         return inputs / np.sqrt(mean_square + self.config.norm_epsilon) * scale
+
+
+@functools.cache
+def _turns(position: int, scaling: RopeScaling, theta: float, half: int) -> np.ndarray:
+    """Returns the turn of each pair of a head's values at a position, complex, (half,)."""
+    factors = scaling.pair_factors or (scaling.factor,) * half
+    angles = [position / factor / theta ** (i / half) for i, factor in enumerate(factors)]
+    return np.array([cmath.rect(scaling.attention_factor, angle) for angle in angles])

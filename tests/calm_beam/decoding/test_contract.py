@@ -96,11 +96,15 @@ def _outputs(
 
 
 @functools.cache
+def _plain(config: T5Config, dtype: str) -> NumpyT5:
+    return NumpyT5(config, _model(config).arrays, dtype)
+
+
+@functools.cache
 def _by_numpy(
     rule: ExitRule, config: T5Config, prompt: tuple[int, ...], threshold: float | None, dtype: str = "float32"
 ) -> Decoded:
-    plain = NumpyT5(config, _model(config).arrays, dtype)
-    decoded = plain.decode(prompt, rule, threshold, max_decode_length=STEPS)
+    decoded = _plain(config, dtype).decode(prompt, rule, threshold, max_decode_length=STEPS)
     if dtype == "bfloat16":
         # A float32 sum next to a tie of bfloat16 numbers changes all that follows.
         return decoded

@@ -139,12 +139,15 @@ def _outputs(
 
 
 @functools.cache
+def _plain(kind: str, dtype: str) -> NumpyLlama:
+    return NumpyLlama(_model(kind).config, _model(kind).arrays, dtype)
+
+
+@functools.cache
 def _by_numpy(
     rule: ExitRule, kind: str, prompt: tuple[int, ...], threshold: float | None, dtype: str = "float32"
 ) -> Decoded:
-    checkpoint = _model(kind)
-    plain = NumpyLlama(checkpoint.config, checkpoint.arrays, dtype)
-    decoded = plain.decode(prompt, rule, threshold, max_decode_length=STEPS)
+    decoded = _plain(kind, dtype).decode(prompt, rule, threshold, max_decode_length=STEPS)
     # So far from every tie that float32 must decide as float64 does.
     assert dtype != "float32" or (decoded.min_gap > 1e-4 and decoded.min_margin > 1e-5)
     return decoded

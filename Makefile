@@ -105,11 +105,12 @@ demo-model: $(INSTALLED)  ## regenerate the demo data and train the demo model a
 	    --vocab_size=1024 --steps=2400 --max_input_length=48 --max_target_length=48 --seed=1 --stored_dtype=float16 \
 	    --output=build/demo/model --overwrite
 
-# Installed again whenever the requirements or native code change, and not otherwise.
+# Installed again whenever the requirements or native code change, and not otherwise. Modules are compiled when they are
+# imported: compiling all of them, most of which nothing imports, would take longer than all else here.
 $(INSTALLED): setup.py pyproject.toml $(wildcard calm_beam/model/native/*.[ch]) $(addprefix calm_beam/model/native/,build.py structures.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $(INSTALLED)
 
 # What checks the sources without running them. What is all installed has it too.

@@ -1,7 +1,7 @@
 """Decoding with early exits in plain numpy: one prompt, one threshold, no KV cache, no sharing.
 
 Written from the papers, to check the real decoders against. Deliberately naive: at every step every layer runs, and
-each keeps one key and one value of every position.
+each keeps one key and one value of every position. Outputs of a prompt share only what comes before their first step.
 """
 
 import abc

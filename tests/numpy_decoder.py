@@ -119,7 +119,9 @@ class NumpyDecoder(abc.ABC):
         """Returns the greedy output at one threshold; None is the full model, which never exits."""
         depth = self.config.num_decoder_layers
         # Outputs at other thresholds begin alike.
-        begun = self._begun.get(tuple(source)) or self._begun.setdefault(tuple(source), self.begin(source))
+        if tuple(source) not in self._begun:
+            self._begun[tuple(source)] = self.begin(source)
+        begun = self._begun[tuple(source)]
         # kept[k - 1]: layer k's key and value of every position so far.
         kept = [list(of_layer) for of_layer in begun.kept]
         tokens: list[int] = []

@@ -17,7 +17,7 @@ from typing import Any
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.single_prompts import single_prompt_decoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 from calm_beam.precision import Precision
@@ -78,7 +78,7 @@ def _here(
     branch = Branch.at(_STATIC, threshold, max_decode_length=_STEPS)
     precision = Precision(dtype=dtype)
     if len(prompts) == 1:
-        single = EarlyExitDecoder(
+        single = single_prompt_decoder(
             checkpoint, branch, max_input_length=_PROMPT_TOKENS, exit_head="exact", precision=precision
         )
         return lambda: sum(result.length for _, result in single.decode(prompts))

@@ -18,9 +18,9 @@ import numpy as np
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import Branch, BranchResult, PromptResult, Request, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.single_prompts import single_prompt_decoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.thresholds import descending_grid
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
@@ -170,7 +170,7 @@ class _Measured:
         ]
 
     def _alone(self, branches: Sequence[Branch], count: int) -> list[list[Output]]:
-        first = EarlyExitDecoder(
+        first = single_prompt_decoder(
             self._checkpoint,
             branches[0],
             max_input_length=self._settings.max_input_length,

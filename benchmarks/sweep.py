@@ -44,10 +44,10 @@ from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import Branch, PromptResult
 from calm_beam.decoding.compilation import bucket_width
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine import Work
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.single_prompts import single_prompt_decoder
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
@@ -326,7 +326,7 @@ def _batch_1(task: Task, results: Mapping[int, PromptResult]) -> dict[str, Any]:
     lengths = np.sum([result.lengths for result in results.values()], axis=0)
     seconds, tokens = 0.0, 0
     for place in [None, *measured]:
-        decoder = EarlyExitDecoder(
+        decoder = single_prompt_decoder(
             task.checkpoint,
             Branch.at(task.rule, None if place is None else task.grid[place], max_decode_length=task.steps),
             max_input_length=_MAX_INPUT_LENGTH,

@@ -22,9 +22,9 @@ from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import Branch, BranchResult
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine import Work
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.single_prompts import single_prompt_decoder
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 
@@ -159,7 +159,7 @@ def batched(
 
 def single(task: Task, rule: ExitRule, threshold: float | None) -> Callable[[], dict[int, BranchResult]]:
     """Returns what decodes all prompts, one at a time."""
-    decoder = EarlyExitDecoder(
+    decoder = single_prompt_decoder(
         task.checkpoint,
         Branch.at(rule, threshold, max_decode_length=task.steps),
         max_input_length=MAX_INPUT_LENGTH,
@@ -171,7 +171,7 @@ def single(task: Task, rule: ExitRule, threshold: float | None) -> Callable[[], 
 def _print_row(task: Task, measure: str, threshold: float, *, size: int, rounds: int) -> None:
     rule = ExitRule(confidence=measure)
     if size == 1:
-        # Single prompts are served by a decoder of their own, whose loop runs on the device.
+        # Single prompts are served by a decoder of their own.
         ways = [Run(decode=single(task, rule, at)) for at in (None, threshold)]
         allowed = None
     else:

@@ -102,16 +102,6 @@ class Steps:
         )
         return jax.tree.map(lambda each: self._at.array(*each.shape, dtype=each.dtype), shapes)[0]
 
-    def prefill(self, *, rows: int = _PROMPTS, source: int = _SOURCE) -> Program:
-        """Returns the prefill of whole prompts, which computes their keys and values."""
-        return Program(
-            name=f"prefill, {rows} x {source}",
-            placement=self._at,
-            function=device_steps.prefill,
-            arguments=(self._model, {"params": self._tree}),
-            options={"source_tokens": self._at.array(rows, source), "lengths": self._at.array(rows)},
-        )
-
     def admit(self, *, rows: int = _PROMPTS, source: int = _SOURCE, prefix: int = 0) -> Program:
         """Returns what goes through prompts and puts what they leave into slots.
 
@@ -139,7 +129,6 @@ class Steps:
         )
 
     def _admissions(self) -> Iterator[Program]:
-        yield self.prefill()
         yield self.admit()
         if architecture_of(self._config).shares_prefixes:
             yield self.admit(source=_LONG_SOURCE, prefix=_PREFIX)

@@ -1,120 +1,167 @@
 """The native engine: it computes the rows of a batch in native code, which changes arrays in place.
 
-It pads, compiles and copies nothing. XLA still prefills prompts, since it is fast at many tokens at a time: it
-computes their keys and values while native code runs, and they are copied over once a step needs them.
+It pads, compiles and copies nothing. It prefills prompts too: their tokens are rows, without any padding.
 """
 
-import collections
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import jax
 import numpy as np
 
 from calm_beam.decoding.branches import Branches
 from calm_beam.decoding.compilation import padded, parts_of
 from calm_beam.decoding.engine import Decisions, RunStep, Slots, StepOutputs, Work
 from calm_beam.decoding.kv_cache import Rows
-from calm_beam.decoding.weights import Weights, decides_natively, prefixes_by_width
+from calm_beam.decoding.weights import Weights, decides_natively
 from calm_beam.decoding.xla import steps
 from calm_beam.decoding.xla.engine import HeadDecisions
 from calm_beam.decoding.xla.steps import AskedRows
 from calm_beam.decoding.xla.tiles import whole_tiles
 from calm_beam.exits.decision import Summary
 from calm_beam.exits.measures import Measure, Need
-from calm_beam.model.interface import EarlyExitModel, KeysValues
+from calm_beam.model import ModelConfig, architecture_of, native_decoder, parameter_shapes
+from calm_beam.model.interface import EarlyExitModel
 from calm_beam.model.native import library
+from calm_beam.model.native_decoder import NativeDecoder
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Coming:
-    """A prefill that XLA is computing.
-
-    Attributes:
-      width: Padded width of the sources.
-      places: shape (prompts,). The places of the prompts.
-      keys_values: Of every layer, each (rows, heads of keys, positions, head_dim); padding rows follow the prompts.
-      mask: bool, shape (rows, positions).
-    """
-
-    width: int
-    places: np.ndarray
-    keys_values: Sequence[KeysValues]
-    mask: Any
+# Positions that are prefilled at a time, or those of one prompt of an encoder if it has more.
+_MOST_POSITIONS = 1024
 
 
 class SourcesOfWidth:
-    """Sources of one padded width: keys and values of every layer, and the mask of each prompt's positions."""
+    """Sources of one padded width: keys and values of every layer, and the mask of each prompt's positions.
 
-    def __init__(self, model: EarlyExitModel, *, width: int, places: int) -> None:
-        """Allocates the arrays."""
-        config = model.config
-        shape = places, config.num_kv_heads, width, config.head_dim
+    Attributes:
+      keys_values: Of every layer, each float32, shape (places, width, heads of keys * head_dim).
+      mask: bool, shape (places, width).
+    """
+
+    def __init__(
+        self, config: ModelConfig, decoder: NativeDecoder, *, width: int, places: int, prefix: Sequence[int] = ()
+    ) -> None:
+        """Allocates the arrays, and prefills the common prefix of all prompts, if there is one.
+
+        Args:
+          config: Sizes of the model.
+          decoder: The model, packed for native code.
+          width: Most tokens of a prompt.
+          places: Number of sources.
+          prefix: Tokens that all prompts begin with, to be prefilled once; only for models that share prefixes.
+        """
+        self._decoder, self._width, self._pad_id = decoder, width, architecture_of(config).pad_id
+        shape = places, width, config.num_kv_heads * config.head_dim
         self.keys_values = [(library.aligned(shape), library.aligned(shape)) for _ in range(config.num_decoder_layers)]
         self.mask = np.zeros((places, width), bool)
+        # Prompts that are prefilled at a time: each has `width` entries, one for each position.
+        self._together = min(places, max(1, _MOST_POSITIONS // width))
+        self._states = library.aligned((self._together * width, config.emb_dim))
+        self._nodes = np.zeros((self._together, width), np.int32)
+        self._is_encoder = decoder.rows_of_prompts == "of encoder"
+        stores = [(keys.reshape(-1, shape[2]), values.reshape(-1, shape[2])) for keys, values in self.keys_values]
+        if self._is_encoder:
+            # Layers run one after the other, so they share one store.
+            own = library.aligned((len(self._states), shape[2])), library.aligned((len(self._states), shape[2]))
+            of_prompt_layers, of_source_layers = [own] * len(decoder.prompt_layers), stores
+        else:
+            of_prompt_layers, of_source_layers = stores[:-1], stores[-1:]
+        self._prompt_layers = self._stack(decoder.prompt_layers, of_prompt_layers)
+        self._source_layers = self._stack(decoder.source_layers, of_source_layers)
+        self._prefix: SourcesOfWidth | None = None
+        if prefix:
+            self._prefix = SourcesOfWidth(config, decoder, width=len(prefix), places=1)
+            self._prefix.prefill(
+                np.array([prefix], np.int32), lengths=np.array([len(prefix)], np.int32), places=np.zeros(1, np.int32)
+            )
 
-    def take_over(self, coming: _Coming) -> None:
-        """Waits for a prefill and copies its results."""
-        places, count = coming.places, len(coming.places)
-        mask = np.asarray(coming.mask)[:count]
-        length = mask.shape[1]
-        # Masked positions are never read.
-        self.mask[places, :length], self.mask[places, length:] = mask, False
-        for pair, made in zip(self.keys_values, coming.keys_values, strict=True):
-            for store, values in zip(pair, made, strict=True):
-                store[places, :, :length] = np.asarray(values)[:count]
+    def _stack(self, layers: Sequence[library.Layer], stores: Sequence[tuple[np.ndarray, np.ndarray]]) -> library.Stack:
+        """Returns layers whose rows are tokens of prompts, which change the states in place."""
+        nothing = np.zeros(self._together, np.int32)
+        entries = [
+            library.entries_of(
+                inputs=self._states,
+                outputs=self._states,
+                store=store,
+                paths=self._nodes,
+                prompt_branches=self._width,
+                rows_are=self._decoder.rows_of_prompts,
+                **dict.fromkeys(library.BY_PROMPT, nothing),
+            )
+            for store in stores
+        ]
+        stack = library.Stack(layers, entries)
+        turns = self._decoder.turns(np.arange(self._width))
+        if turns is not None:
+            stack.set_turns(turns)
+        return stack
+
+    def prefill(self, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
+        """Computes the sources of prompts; arguments are those of `Engine.prefill`, without padding rows."""
+        positions = np.arange(source_tokens.shape[1])
+        is_token = positions < lengths[:, None]
+        if self._pad_id is not None:
+            is_token &= source_tokens != self._pad_id
+        self.mask[places, : len(positions)], self.mask[places, len(positions) :] = is_token, False
+        if self._prefix is not None:
+            shared = self._prefix.mask.shape[1]
+            for pair, of_prefix in zip(self.keys_values, self._prefix.keys_values, strict=True):
+                for kept, values in zip(pair, of_prefix, strict=True):
+                    kept[places, :shared] = values
+        for part in parts_of(len(places), self._together):
+            self._prefill(source_tokens[part], is_token=is_token[part], places=places[part])
+
+    def _prefill(self, source_tokens: np.ndarray, *, is_token: np.ndarray, places: np.ndarray) -> None:
+        prompts, positions = np.nonzero(is_token)
+        entries = (prompts * self._width + positions).astype(np.int32)
+        nodes = (places[prompts] * self._width + positions).astype(np.int32)
+        tokens = source_tokens[prompts, positions]
+        # Ids that the model does not know are no numbers, so that their prompts are reported, and no others.
+        is_known = (tokens >= 0) & (tokens < len(self._decoder.embedding))
+        self._states[entries] = self._decoder.embedded(np.where(is_known, tokens, 0))
+        self._states[entries[~is_known]] = np.nan
+        own = entries if self._is_encoder else nodes
+        self._nodes[:] = -1
+        self._nodes[prompts, positions] = own
+        first = 0 if self._prefix is None else self._prefix.mask.shape[1]
+        rows = np.flatnonzero(positions >= first)
+        # Tokens of an encoder need all others of their prompt.
+        for part in parts_of(len(rows), len(self._states) if self._is_encoder else _MOST_POSITIONS):
+            some = rows[part]
+            if self._decoder.prompt_layers:
+                layers = range(len(self._decoder.prompt_layers))
+                self._prompt_layers.run(layers, below=entries[some], branches=entries[some], nodes=own[some])
+            self._source_layers.keep_skipped(
+                range(len(self._decoder.source_layers)),
+                capacity=self.mask.size,
+                states=self._states,
+                which=entries[some],
+                nodes=np.broadcast_to(nodes[some], (len(self._decoder.source_layers), len(some))),
+                branches=entries[some],
+            )
 
 
 class NativeSources:
     """Sources of all prompts of an engine."""
 
-    def __init__(self, model: EarlyExitModel, weights: Weights, slots: Slots) -> None:
+    def __init__(self, config: ModelConfig, decoder: NativeDecoder, slots: Slots) -> None:
         """Allocates the arrays."""
-        self._model, self._weights, self._slots = model, weights, slots
+        self._slots = slots
         self._by_width = {
-            width: SourcesOfWidth(model, width=width, places=places) for width, places in slots.sources.items()
+            width: SourcesOfWidth(config, decoder, width=width, places=places, prefix=slots.prefixes.get(width, ()))
+            for width, places in slots.sources.items()
         }
-        self._prefixes = prefixes_by_width(model, weights, slots)
         self._index_of_width = np.zeros(max(slots.sources) + 1, np.int32)
         self._index_of_width[list(slots.sources)] = np.arange(len(slots.sources))
-        # Prefills in the order in which XLA computes them, and the places that wait for one.
-        self._coming: collections.deque[_Coming] = collections.deque()
-        self._is_coming = np.zeros((len(slots.sources), max(slots.sources.values())), bool)
         self.of_slot = np.zeros(len(slots.places), np.int32)
 
-    def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
-        """Starts a prefill by XLA; does not wait for it."""
-        here = places[places < self._slots.sources[width]]
-        index = self._index_of_width[width]
-        # The previous prompt of a place may have ended without a step, with its prefill still pending.
-        self._take_over(index, here)
-        keys_values, mask = steps.prefill(
-            self._model,
-            self._weights.all,
-            source_tokens=source_tokens,
-            lengths=lengths,
-            prefix=self._prefixes.get(width, ()),
-        )
-        if not len(here):
-            # Only padding, to compile the program: wait, so that a failure is raised here, and drop the results.
-            jax.block_until_ready((keys_values, mask))
-            return
-        self._is_coming[index, here] = True
-        self._coming.append(_Coming(width, here, keys_values, mask))
+    def prefill(self, width: int, *, source_tokens: np.ndarray, lengths: np.ndarray, places: np.ndarray) -> None:
+        """Computes the sources of prompts; arguments are those of `Engine.prefill`."""
+        rows = np.flatnonzero(places < self._slots.sources[width])
+        if len(rows):
+            self._by_width[width].prefill(source_tokens[rows], lengths=lengths[rows], places=places[rows])
 
-    def see(self, slots: np.ndarray) -> None:
-        """Ensures that the sources of slots are available, waiting for their prefill."""
+    def see(self) -> None:
+        """Looks up the width of every slot's source."""
         self.of_slot[:] = self._index_of_width[self._slots.widths]
-        self._take_over(self.of_slot[slots], self._slots.places[slots])
-
-    def _take_over(self, widths: np.ndarray | np.int32, places: np.ndarray) -> None:
-        """Takes over pending prefills in order until none is left for the given places, with indices of widths."""
-        while self._coming and self._is_coming[widths, places].any():
-            coming = self._coming[0]
-            self._by_width[coming.width].take_over(coming)
-            self._is_coming[self._index_of_width[coming.width], coming.places] = False
-            self._coming.popleft()
 
     def as_seen(self) -> list[Any]:
         """Returns the sources as native code takes them: by layer, an array of `library.Sources` by width index."""
@@ -141,7 +188,7 @@ class NativeEngine:
         config = model.config
         self._model, self._weights, self._decoder, self._slots = model, weights, weights.native, slots
         self._branch_rules = branch_rules
-        self._sources = NativeSources(model, weights, slots)
+        self._sources = NativeSources(config, weights.native, slots)
         self._positions = np.zeros(len(slots.places), np.int32)
         inner = config.num_kv_heads * config.head_dim
         self._states = library.aligned((config.num_decoder_layers + 1, slots.total_branches, config.emb_dim))
@@ -166,7 +213,10 @@ class NativeEngine:
             for index in branch_rules.indices(Need.STATES, Need.CLASSIFIER)
         }
         self._runs_steps = bool(
-            slots.num_branches == 1 and self._decides_natively and self._native_measures[0] and self._stack.runs_steps
+            slots.num_branches == 1
+            and self._decides_natively
+            and self._native_measures[0]
+            and native_decoder.runs_steps(parameter_shapes(config))
         )
         self._exit_heads = weights.native_heads(branch_rules.exit_layers)
 
@@ -189,7 +239,7 @@ class NativeEngine:
 
     def prefill(self, width: int, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Prefills prompts and stores their keys and values at places."""
-        self._sources.prefill(width, source_tokens, lengths=lengths, places=places)
+        self._sources.prefill(width, source_tokens=source_tokens, lengths=lengths, places=places)
 
     def grow(self, added: int) -> None:
         """Adds nodes to the store of every layer."""
@@ -229,7 +279,7 @@ class NativeEngine:
         # Every step begins here, so positions and turns are updated here.
         self._positions[:] = self._slots.lengths - 1 + self._slots.tree.step
         self._turns = self._decoder.turns(self._positions)
-        self._sources.see(branches // self._slots.num_branches)
+        self._sources.see()
         if self._turns is not None:
             self._stack.set_turns(self._turns)
 
@@ -253,6 +303,45 @@ class NativeEngine:
             new=vars(new),
         )
         return Work(layer_rows=int(new.exit_layers.sum()), projection_rows=asked)
+
+    def decode_alone(
+        self, first: int, thresholds: np.ndarray, *, first_kept_step: int, passed_on: int
+    ) -> tuple[StepOutputs, int]:
+        """Takes all steps of the only slot's prompt in one call; its path must be the nodes 0, 1, 2 and so on.
+
+        Args:
+          first: The token that the decoder reads in the first step.
+          thresholds: float32, shape (steps,).
+          first_kept_step: First step that later ones attend to.
+          passed_on: The layer whose state fills skipped layers; 0 for the layer of each exit.
+
+        Returns:
+          The outputs, (steps, 1), and the number of tokens.
+        """
+        (measure,), slots = self._native_measures, self._slots
+        assert measure, "see `whole_step`"
+        self._sources.see()
+        new = StepOutputs.none((slots.steps, 1))
+        length = int(slots.lengths[0])
+        sizes = {
+            "steps": slots.steps,
+            "first_kept_step": first_kept_step,
+            "length": length,
+            "passed_on": passed_on,
+            "embedding_factor": self._decoder.embedding_factor,
+            "first": first,
+        }
+        output = library.output_of(
+            sizes=sizes,
+            embedding=self._decoder.embedding,
+            turns=self._decoder.turns(length - 1 + np.arange(slots.steps)),
+            states=self._states,
+            ends=self._model.config.end_ids,
+            step=slots.tree.step,
+            position=self._positions,
+        )
+        tokens = self._stack.decode(self._exit_heads, output, measure=measure, thresholds=thresholds, new=vars(new))
+        return new, tokens
 
     def decide(self, layers: np.ndarray, branches: np.ndarray, **compared: np.ndarray) -> tuple[list[Decisions], Work]:
         """Returns the heads' decisions for states, and the work counted."""

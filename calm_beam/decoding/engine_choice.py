@@ -19,9 +19,10 @@ import numpy as np
 
 from calm_beam.errors import UsageError
 from calm_beam.exits.head_forms import head_form
+from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ENGINES, LOOP, EngineRecord
-from calm_beam.model import ModelConfig, architecture_of, native_decoder
+from calm_beam.model import ModelConfig, architecture_of, native_decoder, parameter_shapes
 from calm_beam.model.native import library
 from calm_beam.model.native.build import TUNED
 from calm_beam.precision import Precision
@@ -108,8 +109,8 @@ def chosen_engine(
       machine: The machine that decodes. None for machines other than this one, which may have no native code: `auto`
         is then `xla`, and the instructions are unknown.
       model_parallelism: Devices that share one model.
-      in_loop: Whether the engine is for single prompts, which XLA decodes in a loop on the device. The loop adds up in
-        another order than a batch, so it counts as an engine of its own.
+      in_loop: Whether XLA decodes single prompts in a loop on the device. The loop adds up in another order than a
+        batch, so it counts as an engine of its own.
 
     Raises:
       UsageError: If `engine` is `native`, or `exit_head` is `int8`, and native code cannot do it.
@@ -137,11 +138,35 @@ def chosen_engine(
             ),
         )
     if engine != "xla" and not why_not and not in_loop:
-        return EngineRecord(name="native", instructions=None if machine is None else machine.native, head=form)
+        native = None if machine is None else machine.native
+        return EngineRecord(name="native", instructions=native, head=form, prefill="native")
     instructions = None if machine is None else machine.xla_instructions(model_parallelism)
     if machine is not None and form == "uint8":
         instructions = f"{instructions}, head {machine.native}"
     return EngineRecord(name=LOOP if in_loop else "xla", instructions=instructions, head=form)
+
+
+def single_prompt_engine(engine: str, exit_head: str, **given: Any) -> EngineRecord:
+    """Returns the engine that decodes single prompts: native code where it is faster, else XLA's loop.
+
+    Native code takes all steps of an output in one call where it takes whole steps of a batch in one, with the same
+    bits.
+
+    Args:
+      engine: As in `chosen_engine`.
+      exit_head: As in `chosen_engine`.
+      **given: The other arguments of `chosen_engine`, which raises the same errors.
+    """
+    of_batches, rule = chosen_engine(engine, exit_head, **given), given["rule"]
+    if (
+        of_batches.name == "native"
+        and of_batches.head == "exact"
+        and rule.confidence in library.MEASURES
+        and rule.propagation().passed_on in (PassedOn.EXIT_STATE, PassedOn.FIRST_STATE)
+        and native_decoder.runs_steps(parameter_shapes(given["config"]))
+    ):
+        return of_batches
+    return chosen_engine(engine, exit_head, **given, in_loop=True)
 
 
 def _why_no_head(
@@ -166,7 +191,7 @@ def _why_no_head(
 def asked_like(recorded: EngineRecord | None, *, engine: str, exit_head: str, **given: Any) -> dict[str, Any]:
     """Returns `engine` and `exit_head` for `chosen_engine`, to decode by the recorded engine where possible.
 
-    For a certified head by XLA, which earlier versions had, the nearest is the exact head.
+    For an engine that only earlier versions had, that is the nearest of this one.
 
     Args:
       recorded: The engine that a manifest records; None if it records none.
@@ -178,7 +203,7 @@ def asked_like(recorded: EngineRecord | None, *, engine: str, exit_head: str, **
     if engine != "auto" or recorded is None:
         return asked
     is_native = recorded.name == "native" or recorded.head == "uint8"
-    nearest = dataclasses.replace(recorded, head="exact") if recorded.is_gone else recorded
+    nearest = recorded.nearest()
     form = {"uint8": "int8"}.get(nearest.head, nearest.head) if exit_head == "auto" else exit_head
     # Other machines decode by native code only if that is requested.
     native = "native" if given["machine"] is None and recorded.name == "native" else "auto"

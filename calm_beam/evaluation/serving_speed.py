@@ -26,9 +26,9 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch, BranchResult, EndsOutput
 from calm_beam.decoding.compilation import bucket_width
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.engine_choice import Machine, chosen_engine
+from calm_beam.decoding.engine_choice import Machine, chosen_engine, single_prompt_engine
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.single_prompts import SinglePromptDecoder, single_prompt_decoder
 from calm_beam.evaluation.performance import Estimate, estimated_ratio
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.rule import ExitRule
@@ -46,14 +46,14 @@ class ServedDecoder:
       decoder: The decoder.
     """
 
-    decoder: Decoder | EarlyExitDecoder
+    decoder: Decoder | SinglePromptDecoder
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterable[BranchResult]:
         """Yields the outputs of prompts, in any order."""
-        if isinstance(self.decoder, EarlyExitDecoder):
-            yield from (result for _, result in self.decoder.decode(prompts))
-        else:
+        if isinstance(self.decoder, Decoder):
             yield from (result.branch(0) for _, result in self.decoder.decode(prompts))
+        else:
+            yield from (result for _, result in self.decoder.decode(prompts))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class Serving:
             **self.asked,
         }
         if self.batch == 1:
-            return ServedDecoder(decoder=EarlyExitDecoder(self.checkpoint, branch, **given))
+            return ServedDecoder(decoder=single_prompt_decoder(self.checkpoint, branch, **given))
         return ServedDecoder(decoder=Decoder(self.checkpoint, [branch], batch_size=self.batch, **given))
 
     def engine(self) -> EngineRecord:
@@ -103,7 +103,7 @@ class Serving:
             "precision": self.settings.precision,
             "machine": Machine.of(jax.local_devices()[0]),
         }
-        return chosen_engine(**self.asked, **given, in_loop=self.batch == 1)
+        return (single_prompt_engine if self.batch == 1 else chosen_engine)(**self.asked, **given)
 
     @property
     def device(self) -> str:

@@ -9,7 +9,7 @@ Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 import math
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar
 
 from calm_beam.errors import ManifestError
@@ -79,25 +79,33 @@ class EngineRecord(Record):
         head if native code decides. None if the machines that decoded did not report it.
       head: Form of the output head that decided exits: `exact`, or `uint8`, which is int8 by native code. In records of
         earlier versions also `int8` or `bfloat16`, which XLA certified.
+      prefill: `native` where the engine `native` prefilled prompts; None for XLA, which did so in earlier versions.
     """
 
     name: Annotated[str, OneOf((*ENGINES, LOOP))]
     instructions: Text | None = None
     head: Annotated[str, OneOf(HEAD_FORMS)]
+    prefill: Annotated[str, OneOf(("native",))] | None = None
 
     def in_words(self) -> str:
         """Returns a short description of the engine.
 
-        >>> EngineRecord(name="native", instructions="avx2", head="uint8").in_words()
+        >>> EngineRecord(name="native", instructions="avx2", head="uint8", prefill="native").in_words()
         'native (avx2), head uint8'
         """
         instructions = "" if self.instructions is None else f" ({self.instructions})"
-        return f"{self.name}{instructions}, head {self.head}"
+        prefill = ", prefill by XLA" if self.name == "native" and self.prefill is None else ""
+        return f"{self.name}{instructions}, head {self.head}{prefill}"
 
     @property
     def is_gone(self) -> bool:
         """Whether no current version can decode with it."""
-        return self.head in _GONE_HEADS
+        return self != self.nearest()
+
+    def nearest(self) -> "EngineRecord":
+        """Returns the most similar engine of this version: the exact head if the head is gone, and its own prefill."""
+        head = "exact" if self.head in _GONE_HEADS else self.head
+        return replace(self, head=head, prefill="native" if self.name == "native" else None)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -113,7 +121,8 @@ class EngineRecord(Record):
     def is_unlike(self, other: "EngineRecord") -> bool:
         """Returns whether the other is known to be another engine; unrecorded instructions are not compared."""
         known = self.instructions is not None and other.instructions is not None
-        return (self.name, self.head) != (other.name, other.head) or (known and self.instructions != other.instructions)
+        one, another = ((each.name, each.head, each.prefill) for each in (self, other))
+        return one != another or (known and self.instructions != other.instructions)
 
 
 def engine_difference(ours: EngineRecord | None, theirs: EngineRecord | None) -> tuple[str, ...]:
@@ -129,7 +138,7 @@ def engine_difference(ours: EngineRecord | None, theirs: EngineRecord | None) ->
     if theirs is None:
         how = "; an earlier version of calm-beam decoded there"
     elif theirs.is_gone:
-        how = "; an earlier version of calm-beam decoded there, by a head that is gone"
+        how = "; an earlier version of calm-beam decoded there, in a way that is gone"
     elif ours is not None and theirs.name != ours.name:
         how = f"; --engine={theirs.name} takes the other, on a machine that has it"
     elif ours is not None and theirs.head != ours.head:

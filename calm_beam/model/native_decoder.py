@@ -29,16 +29,37 @@ def why_not_for(config: ModelConfig, precision: Precision, *, devices: int) -> s
 
 
 def packed_bytes(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], *, has_exact_heads: bool) -> int:
-    """Returns the bytes of the packed copy of weights, in addition to the weights that prefill uses.
+    """Returns the bytes of the packed copy of weights, in addition to the weights as they were read.
 
     Args:
       config: Sizes of the model.
       shapes: Name and shape of each of its parameters.
       has_exact_heads: Whether the copy includes heads, and not only layers.
     """
-    layers = sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("decoder/layers_"))
+    layers = sum(math.prod(shape) for name, shape in shapes.items() if "/layers_" in name)
     heads = (config.num_decoder_layers if config.exit_heads else 1) if has_exact_heads else 0
     return 4 * (layers + heads * config.vocab_size * config.emb_dim)
+
+
+# Weights of a layer that stay in a core's cache; native/layer.c has it too, for threads.
+_CACHED = 1 << 18
+_NOT_IN_STEPS = ("encoder_decoder_attention/key/", "encoder_decoder_attention/value/")
+
+
+def runs_steps(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Returns whether native code is faster with whole steps in one call: the weights of a layer fit in a cache.
+
+    Rows then need not wait for each other, and a prompt by itself takes all its steps in one call.
+
+    Args:
+      shapes: Name and shape of each of the model's parameters.
+    """
+    kernels = (
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if name.startswith("decoder/layers_0/") and not any(part in name for part in _NOT_IN_STEPS)
+    )
+    return sum(kernels) <= _CACHED
 
 
 def norms_before_heads(config: ModelConfig, decoder: Mapping[str, Any]) -> list[Any]:
@@ -80,6 +101,10 @@ class NativeDecoder:
 
     Attributes:
       layers: Weights of each layer.
+      prompt_layers: Layers that tokens of prompts run through: the encoder's, or the decoder's but the last.
+      source_layers: Layers whose keys and values of sources are made of the last prompt layer's output: the decoder's
+        cross-attention; without an encoder, only the last layer, since the others made theirs.
+      rows_of_prompts: One of `library.ROWS`.
       embedding: float32, shape (vocabulary, width).
       norms: float32, each (width,). The scale of the norm before the head after each layer.
       factors: Factor of normed states before the head after each layer.
@@ -94,6 +119,9 @@ class NativeDecoder:
 
     layers: Sequence[library.Layer]
     _: dataclasses.KW_ONLY
+    prompt_layers: Sequence[library.Layer]
+    source_layers: Sequence[library.Layer]
+    rows_of_prompts: str
     embedding: np.ndarray
     norms: Sequence[np.ndarray]
     factors: Sequence[float]

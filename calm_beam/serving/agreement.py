@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.engine_choice import Machine, asked_like, chosen_engine
+from calm_beam.decoding.engine_choice import Machine, asked_like, chosen_engine, single_prompt_engine
 from calm_beam.decoding.settings import DecodeSettings, recorded_settings
 from calm_beam.exits.measures import Need, check_named
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary, open_recorded
@@ -227,7 +227,7 @@ def served_engine(
     }
     asked = asked_like(calibrated, engine=engine, exit_head=exit_head, **given)
     batch = chosen_engine(**asked, **given)
-    single = chosen_engine(**asked, **given, in_loop=True)
+    single = single_prompt_engine(**asked, **given)
     return ServedEngine(calibrated=calibrated, batch=batch, single=single, asked=asked)
 
 
@@ -262,7 +262,8 @@ def check_exact(served: EngineRecord, calibrated: EngineRecord | None) -> None:
 
 def _way_there(calibrated: EngineRecord) -> str:
     """Returns how this machine may serve by native code that was calibrated; empty if it cannot."""
-    if calibrated.name != "native" or calibrated.instructions not in library.instruction_sets_here():
+    is_here = calibrated.instructions in library.instruction_sets_here()
+    if calibrated.name != "native" or calibrated.is_gone or not is_here:
         return ""
     return f"Set {library.VARIABLE}={calibrated.instructions}, which this processor has"
 

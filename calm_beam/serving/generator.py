@@ -20,10 +20,10 @@ from calm_beam.decoding.branches import Branch, BranchResult, Request
 from calm_beam.decoding.compilation import bucket_width, widths_up_to
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import device_groups, placed
-from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.single_prompts import SinglePromptDecoder, single_prompt_decoder
 from calm_beam.inputs.examples import AnyPrompt
 from calm_beam.inputs.prompts import ONE_TURN, Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, ends_output, output_text
@@ -148,7 +148,7 @@ class Generator:
         }
         self._said: set[EngineRecord] = set()
         self._lock = threading.Lock()
-        self._single: dict[float | None, EarlyExitDecoder] = {}
+        self._single: dict[float | None, SinglePromptDecoder] = {}
         self._answered: set[tuple[float | None, int]] = set()
         self._batch: Decoder | None = None
         self._batch_turn = threading.Lock()
@@ -184,7 +184,7 @@ class Generator:
           exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It moves answers at near ties alone.
           engine: What decodes: `native`, `xla`, or `auto` for the engine that was calibrated where this machine has it,
             and else for native code where it has that. Another engine moves answers at near ties; that is logged once.
-            XLA decodes single prompts in any case.
+            Single prompts of large models are decoded by XLA in any case.
           exact_engine: Whether to refuse any other engine than was calibrated. Single prompts are then decoded as
             batches of one, if batches are what was calibrated.
           model_parallelism: Devices that share one model, each with a part of it; the number of devices of this process
@@ -508,12 +508,12 @@ class Generator:
         ((_, alone),) = self._single_decoder(threshold).decode([ids])
         return alone
 
-    def _single_decoder(self, threshold: float | None) -> EarlyExitDecoder:
+    def _single_decoder(self, threshold: float | None) -> SinglePromptDecoder:
         """Returns what decodes one prompt at a time, made for all thresholds when it is needed first."""
         with self._lock:
             if not self._single:
                 self._say_other(self.engine.single)
-                full_model = EarlyExitDecoder(
+                full_model = single_prompt_decoder(
                     self._checkpoint,
                     self._branches[None],
                     max_input_length=self._settings.max_input_length,

@@ -40,7 +40,7 @@ def test_prefill_takes_no_more_than_forecast(device: str, model: str) -> None:
     placement = Placement(described.devices(device, 1), config)
     need = least_need(config, Demand(num_branches=1, steps=1, source=_SOURCE, rows=4, precision=_BFLOAT16))
     made = compiled(
-        Steps(config, _BFLOAT16, placement).prefill(rows=4, source=_SOURCE), platform=described.platform_of(device)
+        Steps(config, _BFLOAT16, placement).admit(rows=4, source=_SOURCE), platform=described.platform_of(device)
     )
     assert made.held_bytes <= need.total
     assert made.memory.temp_size_in_bytes + made.memory.output_size_in_bytes <= need.source

@@ -21,9 +21,9 @@ from . import throughput
 from .badges import badges
 from .report import Scheme, find_browser, photographed, photographed_section
 from .terminal import drawn, printed
-from .tradeoff import Point, draw, measure_times, proved_point, read_points
+from .tradeoff import Point, draw, measure_times, proved_threshold, read_points
 
-_THRESHOLDS = "0.999,0.99,0.97,0.95,0.9,0.8,0.7,0.5,0.3"
+_THRESHOLDS = (0.999, 0.99, 0.97, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 _TIMED_PROMPTS = 15
 _PROVED = 0.05
 _PAGE = pathlib.Path(__file__).parents[2] / "docs" / "measurements.md"
@@ -114,9 +114,17 @@ def _exit_flags(min_exit_layer: int, exit_interval: int) -> tuple[str, str]:
 
 
 def _tradeoff_points(
-    folder: pathlib.Path, measures: str, *, model: str, data: str, min_exit_layer: int = 1, exit_interval: int = 1
+    folder: pathlib.Path,
+    measures: str,
+    *,
+    model: str,
+    data: str,
+    proved: float,
+    min_exit_layer: int = 1,
+    exit_interval: int = 1,
 ) -> list[Point]:
-    """Returns the points that `evaluate` measures for some measures, if these layers may exit."""
+    """Returns the points that `evaluate` measures for some measures, if these layers may exit; one is at `proved`."""
+    thresholds = sorted({*_THRESHOLDS, proved}, reverse=True)
     output = folder / f"tradeoff-{min_exit_layer}-{exit_interval}"
     _run(
         "evaluate",
@@ -125,7 +133,7 @@ def _tradeoff_points(
         f"--data={data}",
         "--metric=rouge_l_unicode",
         f"--confidence={measures}",
-        f"--thresholds={_THRESHOLDS}",
+        f"--thresholds={','.join(map(str, thresholds))}",
         *_exit_flags(min_exit_layer, exit_interval),
         f"--output={output}",
     )
@@ -146,18 +154,28 @@ def make_tradeoff(folder: pathlib.Path, output: pathlib.Path) -> None:
         "--max_target_length=48",
         f"--output={model}",
     )
-    tradeoff = functools.partial(_tradeoff_points, folder, model=model, data=data)
-    points = tradeoff("softmax,state,classifier")
     # `suitability` recommends every second layer for this model.
     lowest = interval = 2
-    sparse = tradeoff("softmax", min_exit_layer=lowest, exit_interval=interval)
+    manifests = [
+        read_manifest(str(calibration / MANIFEST))
+        for calibration in (_calibrated(folder), _calibrated(folder, *_exit_flags(lowest, interval)))
+    ]
+    every, second = (proved_threshold(manifest, consistency="textual", delta=_PROVED) for manifest in manifests)
+    tradeoff = functools.partial(_tradeoff_points, folder, model=model, data=data)
+    points = tradeoff("softmax,state,classifier", proved=every)
+    sparse = tradeoff("softmax", proved=second, min_exit_layer=lowest, exit_interval=interval)
     points += [point for point in sparse if point.confidence == "softmax"]
-    calibrations = _calibrated(folder), _calibrated(folder, *_exit_flags(lowest, interval))
     proved = [
-        proved_point(points, read_manifest(str(calibration / MANIFEST)), consistency="textual", delta=_PROVED)
-        for calibration in calibrations
+        point
+        for point in points
+        if (point.series, point.threshold) in {("softmax", every), (f"softmax, every {interval} layers", second)}
     ]
     times = measure_times(points, model=model, data=data, prompts=_TIMED_PROMPTS)
+    for point in points:
+        seconds = f"{times[point]:.2f}" if point in times else "-"
+        print(
+            f"{point.series} {point.threshold}: {point.layers:.2f} layers, quality {point.quality:.3f}, time {seconds}"
+        )
     draw(points, times, proved=(f"proved for δ = {_PROVED}", proved), path=output / "tradeoff.svg")
 
 

@@ -164,19 +164,6 @@ Parameters = Any
 _TOGETHER, _TOGETHER_IF_WIDE, _WIDE, _TOGETHER_ON_DEVICE = 128, 256, 512, 1024
 
 
-@functools.partial(compiled, static_argnums=0)
-def prefill(
-    model: EarlyExitModel,
-    parameters: Parameters,
-    *,
-    source_tokens: jax.Array,
-    lengths: jax.Array,
-    prefix: Sequence[KeysValues] = (),
-) -> tuple[list[KeysValues], jax.Array]:
-    """Returns keys and values of prompts for every layer, and their mask; for the arguments see `admit`."""
-    return _prefilled(model, parameters, source_tokens, lengths, prefix)
-
-
 @functools.partial(compiled, static_argnums=0, donate_argnames=("keys_values", "source_mask"))
 def admit(
     model: EarlyExitModel,

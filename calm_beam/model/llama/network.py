@@ -567,6 +567,9 @@ def native_decoder(config: LlamaConfig, parameters: Mapping[str, Any], *, terms:
     ]
     return NativeDecoder(
         layers,
+        prompt_layers=layers[:-1],
+        source_layers=layers[-1:],
+        rows_of_prompts="of prompt",
         norms=[_scale(config, norm) for norm in norms_before_heads(config, decoder)],
         factors=[1 / config.logits_divisor] * config.num_decoder_layers,
         epsilon=config.norm_epsilon,

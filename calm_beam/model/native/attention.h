@@ -20,8 +20,7 @@ static const float kNothing = -1e10f;
 /* Arrays of keys and values, and the biases of their logits. */
 typedef struct {
   int64_t heads, key_heads, size; /* Numbers of a head. */
-  int64_t head_stride;            /* Numbers from a head to the next. */
-  const float *keys, *values;
+  const float *keys, *values;     /* [nodes, key_heads * size] */
   const float* biases; /* [bias heads, ages]: by how many steps a key is older */
   int64_t bias_heads, ages;
 } Keys;
@@ -101,7 +100,7 @@ static void attend_row(const Keys* keys, const Seen* seen, const float* queries,
   const int64_t group = keys->heads / keys->key_heads, size = keys->size;
   float* logits = seen->logits;
   for (int64_t head = 0; head < keys->heads; ++head, queries += size, mixed += size) {
-    const int64_t of_head = head / group * keys->head_stride;
+    const int64_t of_head = head / group * size;
     if (!seen->count) {
       memset(mixed, 0, sizeof(float) * size);
       largest[head] = kNothing;

@@ -1,8 +1,9 @@
-/* Decoder layers for one token of every row, and the cache of skipped layers: functions that Python calls, which change
-   arrays in place. The structures are those of native/structures.py.
+/* Layers for one token of every row, of outputs or of prompts, and the cache of skipped layers: functions that Python
+   calls, which change arrays in place. The structures are those of native/structures.py.
 
    T5's layer attends to the generated tokens, and then to the source; Llama's attends to both at once, after rotary
-   positions have turned its queries and keys.
+   positions have turned its queries and keys. In a prompt, tokens attend to each other: in T5's encoder to all, in
+   Llama's layers to earlier ones.
 
    XLA starts a dozen steps for a layer, each of which ends with a barrier for all threads, and multiplies few rows
    slowly. Here each thread runs the whole layer for some rows; or, where the weights do not fit in a cache, threads
@@ -18,6 +19,7 @@
 #include "layouts.h"
 #include "memory.h"
 #include "products.h"
+#include "prompts.h"
 #include "threads.h"
 
 SAME_IN_PYTHON_Matrix
@@ -25,6 +27,7 @@ SAME_IN_PYTHON_Layer
 SAME_IN_PYTHON_Sources
 SAME_IN_PYTHON_Entries
 SAME_IN_PYTHON_Rows
+SAME_IN_PYTHON_Skipped
 
 enum {
   kFewestRowsOfBlock = 4, /* Fewer read weights too often. */
@@ -177,8 +180,15 @@ static void turn_heads(const Layer* layer, float* heads, int64_t count, const fl
   }
 }
 
+/* Returns the index of a prompt's row among its positions. */
+static inline int64_t position_in_prompt(const Call* call, int64_t row) {
+  return call->rows->lanes[row] % call->entries->prompt_lanes;
+}
+
 static const float* turns_of(const Call* call, int64_t row) {
-  return call->entries->turns + prompt_of(call, row) * call->layer->size;
+  const int64_t index =
+      call->entries->rows_are == kOfOutput ? prompt_of(call, row) : position_in_prompt(call, row);
+  return call->entries->turns + index * call->layer->size;
 }
 
 static void turn_kept(const Call* call, int64_t row) {
@@ -191,7 +201,7 @@ static void turn_kept(const Call* call, int64_t row) {
 
 static void turn(const Call* call, int64_t from, int64_t to, int64_t first, int64_t end) {
   const Layer* layer = call->layer;
-  for (int64_t row = from; row < to; ++row) {
+  for (int64_t row = from; call->entries->turns && row < to; ++row) {
     float* queries = row_of(call->queries, row, inner_of(layer));
     add_bias(queries, layer->query_bias, inner_of(layer));
     turn_heads(layer, queries, layer->heads, layer->query_norm, turns_of(call, row));
@@ -232,13 +242,13 @@ static void narrow(const Call* call, int64_t from, int64_t to, int64_t first, in
     multiply_panel(call, call->inner, layer->wide.columns, from, to, &layer->narrow, panel, put_output);
 }
 
-static Keys keys_of(const Layer* layer) {
-  return (Keys){.heads = layer->heads, .key_heads = layer->key_heads, .size = layer->size};
+static Keys keys_of(const Layer* layer, const float* keys, const float* values) {
+  return (Keys){
+      .heads = layer->heads, .key_heads = layer->key_heads, .size = layer->size, .keys = keys, .values = values};
 }
 
 static Keys keys_of_paths(const Call* call) {
-  Keys keys = keys_of(call->layer);
-  keys.keys = call->entries->keys, keys.values = call->entries->values, keys.head_stride = call->layer->size;
+  Keys keys = keys_of(call->layer, call->entries->keys, call->entries->values);
   keys.biases = call->layer->biases, keys.bias_heads = call->layer->bias_heads, keys.ages = call->layer->ages;
   return keys;
 }
@@ -264,14 +274,12 @@ static Keys look_at_source(const Call* call, int64_t row, Seen* seen) {
   const Sources* sources = call->entries->sources + call->entries->source_of[prompt];
   const int64_t place = call->entries->places[prompt];
   const uint8_t* mask = sources->mask + place * sources->most;
-  Keys keys = keys_of(layer);
-  keys.keys = sources->keys, keys.values = sources->values, keys.head_stride = sources->most * layer->size;
   int64_t from = call->entries->positions[prompt] + 1 - layer->window;
   if (from < 0) from = 0;
   seen->count = 0;
   for (int64_t at = from; at < sources->most; ++at)
-    if (mask[at]) seen->offsets[seen->count++] = place * layer->key_heads * keys.head_stride + at * layer->size;
-  return keys;
+    if (mask[at]) seen->offsets[seen->count++] = (place * sources->most + at) * kept_of(layer);
+  return keys_of(layer, sources->keys, sources->values);
 }
 
 static int64_t longest_of(const Call* call, int64_t from, int64_t to) {
@@ -340,9 +348,51 @@ static void attend_to_both(const Call* call, int64_t from, int64_t to, int64_t f
   attend_rows(call, from, to, kToBoth);
 }
 
+/* Returns the number of prompts that rows are of, which are in order. */
+static int64_t num_prompts(const Call* call) {
+  return call->rows->count ? prompt_of(call, call->rows->count - 1) - prompt_of(call, 0) + 1 : 0;
+}
+
+/* Attends to the tokens of prompts, for the rows of each head of each prompt. */
+static void attend_in_prompt(const Call* call, int64_t from, int64_t to, int64_t first, int64_t end) {
+  const Layer* layer = call->layer;
+  const Entries* entries = call->entries;
+  const int64_t most = entries->prompt_lanes, head = first % layer->heads;
+  const int64_t prompt = prompt_of(call, 0) + first / layer->heads, is_encoder = entries->rows_are == kOfEncoder;
+  int has_memory = 1;
+  Tokens tokens = {.offsets = memory_of(sizeof(int64_t) * most, &has_memory),
+                   .positions = memory_of(sizeof(int32_t) * most, &has_memory)};
+  int32_t* positions = memory_of(sizeof(int32_t) * most, &has_memory);
+  Queries queries = {.positions = positions, .stride = inner_of(layer), .window = layer->window,
+                     .sees_all = (int)is_encoder};
+  for (int64_t row = from; has_memory && row < to; ++row) {
+    if (prompt_of(call, row) != prompt) continue;
+    if (!queries.count) {
+      queries.queries = row_of(call->queries, row, queries.stride) + head * layer->size;
+      queries.mixed = row_of(call->mixed, row, queries.stride) + head * layer->size;
+    }
+    positions[queries.count++] = (int32_t)position_in_prompt(call, row);
+  }
+  if (has_memory && queries.count) {
+    const int32_t* nodes = entries->paths + prompt * most;
+    const int64_t last = is_encoder ? most - 1 : positions[queries.count - 1];
+    const int64_t oldest = is_encoder ? 0 : positions[0] + 1 - layer->window;
+    for (int64_t at = oldest < 0 ? 0 : oldest; at <= last; ++at) {
+      if (nodes[at] < 0) continue;
+      tokens.offsets[tokens.count] = nodes[at] * kept_of(layer);
+      tokens.positions[tokens.count++] = (int32_t)at;
+    }
+    const Keys keys = keys_of_paths(call);
+    has_memory = attend_in_head(&keys, &tokens, head, &queries);
+  }
+  free(tokens.offsets), free(tokens.positions), free(positions);
+  if (!has_memory) atomic_store(call->lacks_memory, 1);
+}
+
 typedef struct {
   void (*run)(const Call*, int64_t, int64_t, int64_t, int64_t);
-  enum { kByRow, kProjection, kNarrow, kInner, kWide } columns; /* Product whose panels threads share. */
+  /* Product whose panels threads share; or they share rows, or heads of prompts. */
+  enum { kByRow, kByHead, kProjection, kNarrow, kInner, kWide } columns;
 } Phase;
 
 static const Phase kApart[] = {
@@ -354,13 +404,22 @@ static const Phase kTogether[] = {
     {norm_inputs, kByRow}, {project, kProjection},  {turn, kByRow},  {attend_to_both, kByRow},
     {add_path, kNarrow},   {norm_for_mlp, kByRow},  {widen, kWide},  {narrow, kNarrow},
 };
+static const Phase kInPrompt[] = {
+    {norm_inputs, kByRow}, {project, kProjection},  {turn, kByRow},  {attend_in_prompt, kByHead},
+    {add_path, kNarrow},   {norm_for_mlp, kByRow},  {widen, kWide},  {narrow, kNarrow},
+};
 
 enum { kMostPhases = sizeof kApart / sizeof *kApart };
 
-static const Phase* phases_of(const Layer* layer) { return layer->cross_query.weights ? kApart : kTogether; }
+typedef struct {
+  const Phase* each;
+  int count;
+} Phases;
 
-static int num_phases(const Layer* layer) {
-  return layer->cross_query.weights ? kMostPhases : (int)(sizeof kTogether / sizeof *kTogether);
+static Phases phases_of(const Layer* layer, const Entries* entries) {
+  if (entries->rows_are != kOfOutput) return (Phases){kInPrompt, sizeof kInPrompt / sizeof *kInPrompt};
+  if (layer->cross_query.weights) return (Phases){kApart, kMostPhases};
+  return (Phases){kTogether, sizeof kTogether / sizeof *kTogether};
 }
 
 static int64_t panels_of_phase(const Layer* layer, const Phase* phase) {
@@ -395,7 +454,8 @@ static Call call_of(const Layer* layer, const Entries* entries, const Rows* rows
 void take_through(const Layer* layer, const Entries* entries, const Rows* rows, float* memory,
                   atomic_int* lacks_memory) {
   const Call call = call_of(layer, entries, rows, memory, lacks_memory);
-  for (const Phase* phase = phases_of(layer); phase < phases_of(layer) + num_phases(layer); ++phase)
+  const Phases phases = phases_of(layer, entries);
+  for (const Phase* phase = phases.each; phase < phases.each + phases.count; ++phase)
     phase->run(&call, 0, rows->count, 0, panels_of_phase(layer, phase));
 }
 
@@ -429,17 +489,21 @@ static void run_block(const void* context, int phase_of_one, int64_t block) {
   }
 }
 
-/* A task is a panel for all rows, or a few rows. */
+static int64_t rows_of_task(const Call* call, const Phase* phase) {
+  return phase->columns == kByRow ? kRowsOfAttention : phase->columns == kByHead ? call->rows->count : kRowsOfBlock;
+}
+
+static int64_t columns_of_phase(const Call* call, const Phase* phase) {
+  return phase->columns == kByHead ? num_prompts(call) * call->layer->heads : panels_of_phase(call->layer, phase);
+}
+
+/* A task is a panel for a block of rows, a few rows, or a head of a prompt. */
 static void run_columns(const void* context, int index, int64_t task) {
   const Call* call = context;
-  const Phase* phase = phases_of(call->layer) + index;
-  const int64_t count = call->rows->count;
-  if (phase->columns == kByRow) {
-    const int64_t from = task * kRowsOfAttention, end = from + kRowsOfAttention;
-    phase->run(call, from, end < count ? end : count, 0, 1);
-  } else {
-    phase->run(call, 0, count, task, task + 1);
-  }
+  const Phase* phase = phases_of(call->layer, call->entries).each + index;
+  const int64_t columns = columns_of_phase(call, phase), rows = rows_of_task(call, phase);
+  const int64_t from = task / columns * rows, end = from + rows, first = task % columns;
+  phase->run(call, from, end < call->rows->count ? end : call->rows->count, first, first + 1);
 }
 
 int64_t block_of(int64_t count, int64_t threads) {
@@ -448,23 +512,21 @@ int64_t block_of(int64_t count, int64_t threads) {
   return block < kFewestRowsOfBlock ? kFewestRowsOfBlock : block;
 }
 
-/* Returns whether the weights of a layer fit in a thread's cache. */
-int calm_beam_is_cached(const Layer* layer) { return weights_of(layer) <= kCached; }
-
 /* Runs a layer for all rows; threads share its products. */
 static void share_columns(const Call* call, int64_t threads) {
   const Layer* layer = call->layer;
   int64_t tasks[kMostPhases];
-  for (int index = 0; index < num_phases(layer); ++index) {
-    const Phase* phase = phases_of(layer) + index;
-    tasks[index] = phase->columns == kByRow ? (call->rows->count + kRowsOfAttention - 1) / kRowsOfAttention
-                                            : panels_of_phase(layer, phase);
+  const Phases phases = phases_of(layer, call->entries);
+  for (int index = 0; index < phases.count; ++index) {
+    const Phase* phase = phases.each + index;
+    const int64_t rows = rows_of_task(call, phase);
+    tasks[index] = (call->rows->count + rows - 1) / rows * columns_of_phase(call, phase);
   }
-  run_phases(threads, call, run_columns, tasks, num_phases(layer));
+  run_phases(threads, call, run_columns, tasks, phases.count);
 }
 
-/* Runs some layers of one size for rows, one after the other; no two rows may share a path, unless there is one
-   layer. Returns 0 if there is not enough memory. */
+/* Runs some layers of one size for rows, one after the other; no two rows of outputs may share a path, unless there is
+   one layer. Returns 0 if there is not enough memory. */
 int calm_beam_run_layers(const Layer* const* layers, const Entries* entries, int64_t num_layers, const Rows* rows) {
   if (!rows->count) return 1;
   const int64_t weights = weights_of(layers[0]);
@@ -472,7 +534,10 @@ int calm_beam_run_layers(const Layer* const* layers, const Entries* entries, int
   int has_memory = 1;
   float* memory = memory_of(sizeof(float) * rows->count * numbers_of(layers[0]), &has_memory);
   if (!has_memory) return 0;
-  const int shares_columns = !calm_beam_is_cached(layers[0]) && block_of(rows->count, rows->threads) < kRowsOfBlock / 2;
+  /* In a prompt, rows need each other's keys. */
+  const int is_prompt = entries->rows_are != kOfOutput;
+  const int shares_columns =
+      is_prompt || (weights > kCached && block_of(rows->count, rows->threads) < kRowsOfBlock / 2);
   const int64_t together = shares_columns ? 1 : num_layers;
   const int64_t threads = busy_threads(rows->threads, together * rows->count * weights);
   if (shares_columns) {
@@ -492,17 +557,6 @@ int calm_beam_run_layers(const Layer* const* layers, const Entries* entries, int
   free(memory);
   return !lacks_memory;
 }
-
-/* States that skipped layers, and their nodes in each layer. */
-typedef struct {
-  int64_t num_layers, count, capacity, threads;
-  const float* states;    /* [states, width] */
-  const int64_t* which;   /* [count] */
-  const int32_t* nodes;   /* [layers, count]: `capacity` where the layer was not skipped */
-  const int32_t* lanes;   /* [count]: an entry of the prompt of each */
-} Skipped;
-
-SAME_IN_PYTHON_Skipped
 
 typedef struct {
   const Layer* const* layers;
@@ -536,7 +590,6 @@ static void keep_block(const void* context, int phase, int64_t task) {
   }
 }
 
-/* Computes keys and values of skipped layers from states. */
 void calm_beam_keep_skipped(const Layer* const* layers, const Entries* entries, const Skipped* skipped) {
   const int64_t blocks = (skipped->count + kRowsOfBlock - 1) / kRowsOfBlock * skipped->num_layers;
   const Layer* layer = layers[0];

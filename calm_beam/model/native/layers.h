@@ -24,20 +24,25 @@ typedef struct {
 
 /* The sources of one padded width, at one layer. */
 typedef struct {
-  const float *keys, *values; /* [places, heads, most, size] */
+  const float *keys, *values; /* [places, most, heads of keys * size] */
   const uint8_t* mask;        /* [places, most] */
   int64_t most;
 } Sources;
 
-/* The arrays that a layer reads and writes. A prompt has `prompt_lanes` adjacent entries. */
+/* What a row is: the newest token of an output, or a token of a prompt, which attends to the prompt's tokens up to its
+   own, or to all of them. */
+enum { kOfOutput, kOfPrompt, kOfEncoder };
+
+/* The arrays that a layer reads and writes. A prompt has `prompt_lanes` adjacent entries: its branches, or its
+   positions. */
 typedef struct {
   const float* inputs;        /* [entries, width] */
-  float* outputs;             /* [entries, width] */
+  float* outputs;             /* [entries, width]; those of prompts may be the inputs */
   float *keys, *values;       /* [nodes, heads of keys * size] */
-  const int32_t* paths;       /* [entries, most steps] */
-  int64_t most_steps, prompt_lanes;
+  const int32_t* paths;       /* [entries, most steps]; of prompts [prompts, prompt_lanes], -1 where no token is */
+  int64_t most_steps, prompt_lanes, rows_are;
   const Sources* sources;
-  const float* turns;         /* [prompts, size]: cosines, then sines; NULL if positions turn nothing */
+  const float* turns;         /* [prompts, size], or by position: cosines, then sines; NULL if nothing is turned */
   const int32_t *steps, *positions, *source_of, *places; /* [prompts] */
 } Entries;
 
@@ -46,6 +51,15 @@ typedef struct {
   const int32_t *below, *lanes, *nodes; /* [count] */
   int64_t count, threads;
 } Rows;
+
+/* States that skipped layers, and their nodes in each layer. */
+typedef struct {
+  int64_t num_layers, count, capacity, threads;
+  const float* states;  /* [states, width] */
+  const int64_t* which; /* [count] */
+  const int32_t* nodes; /* [layers, count]: `capacity` where the layer was not skipped */
+  const int32_t* lanes; /* [count]: an entry of the prompt of each */
+} Skipped;
 
 /* Returns how many weights a layer has. */
 int64_t weights_of(const Layer* layer);
@@ -59,5 +73,8 @@ int64_t block_of(int64_t count, int64_t threads);
 /* Runs a layer for rows on this thread, with memory for their numbers. */
 void take_through(const Layer* layer, const Entries* entries, const Rows* rows, float* memory,
                   atomic_int* lacks_memory);
+
+/* Computes keys and values of skipped layers from states; called by Python too. */
+void calm_beam_keep_skipped(const Layer* const* layers, const Entries* entries, const Skipped* skipped);
 
 #endif

@@ -24,12 +24,14 @@ import numpy as np
 from calm_beam.errors import UsageError
 
 from .build import FOLDER, TUNED, file_name, instruction_sets, layouts_name
-from .structures import BY_PROMPT, MADE, Asked, Measured, Rows, Skipped, Step
+from .structures import BY_PROMPT as BY_PROMPT
+from .structures import MADE, Asked, Measured, Rows, Skipped, Step
 from .structures import Entries as Entries
 from .structures import Head as Head
 from .structures import Layer as Layer
 from .structures import Matrix as Matrix
 from .structures import Measure as Measure
+from .structures import Output as Output
 from .structures import Sources as Sources
 
 VARIABLE = "CALM_BEAM_NATIVE"
@@ -176,6 +178,10 @@ ACTIVATIONS = ("gelu", "silu", "relu")
 MEASURES = ("softmax", "softmax_max", "entropy", "state", "classifier", "static")
 """Confidence measures of native code, by their numbers in C, from 1 on."""
 
+ROWS = ("of output", "of prompt", "of encoder")
+"""What rows are, by their numbers in C: newest tokens of outputs, or tokens of prompts, which attend to those up to
+themselves, or to all."""
+
 NO_WINDOW = 1 << 40
 """A window that sees all positions."""
 
@@ -225,6 +231,7 @@ def entries_of(
     store: tuple[np.ndarray, np.ndarray],
     paths: np.ndarray,
     prompt_branches: int,
+    rows_are: str = "of output",
     **by_prompt: np.ndarray,
 ) -> Entries:
     """Returns the entries of a layer, without sources or turns.
@@ -233,8 +240,10 @@ def entries_of(
       inputs: float32, shape (entries, width). Outputs of the layer below.
       outputs: float32, shape (entries, width). Outputs of this layer; written.
       store: Keys and values, float32, each (nodes, heads of keys * head_dim); written at the nodes of rows.
-      paths: int32, shape (entries, steps). The nodes that each entry attends to.
+      paths: int32, shape (entries, steps). The nodes that each entry attends to. Of prompts, (prompts, positions): the
+        node of each position, -1 where there is no token.
       prompt_branches: How many entries each prompt has.
+      rows_are: One of `ROWS`. The entries of a prompt's rows are its positions.
       **by_prompt: int32, each of shape (prompts,):
         steps: Step of the prompt, from 0.
         positions: Position of the query, used if there is a window.
@@ -245,7 +254,7 @@ def entries_of(
     assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in indices), "read as they stand"
     addresses = [array.ctypes.data for array in (*numbers, *indices)]
     none: list[int | None] = [None] * 2
-    entries = Entries(*addresses[:5], paths.shape[1], prompt_branches, *none, *addresses[5:])
+    entries = Entries(*addresses[:5], paths.shape[1], prompt_branches, ROWS.index(rows_are), *none, *addresses[5:])
     entries.held = numbers + indices
     return entries
 
@@ -269,7 +278,8 @@ class Stack:
         """Sets the rotation of queries and keys.
 
         Args:
-          turns: float32, shape (prompts, head_dim). Cosines and sines for each prompt.
+          turns: float32, shape (prompts, head_dim). Cosines and sines for each prompt; for rows of prompts, (positions,
+            head_dim).
         """
         self._turns = turns
         for entries in self._entries:
@@ -279,7 +289,8 @@ class Stack:
         """Runs layers for one token of every row, one after the other.
 
         Args:
-          layers: Indices of layers, ascending without gaps; several only if no two rows share a path.
+          layers: Indices of layers, ascending without gaps; several only if no two rows share a path, or rows are of
+            prompts.
           below: int32, shape (rows,). Entry of each row's input of the first layer; the input of others is its own.
           branches: int32, shape (rows,). Entry of each row in outputs and paths.
           nodes: int32, shape (rows,). Node of each row's keys and values in every layer; its path has it at its step.
@@ -320,11 +331,6 @@ class Stack:
         skipped = Skipped(*numbers, states.ctypes.data, *(values.ctypes.data for values in held))
         loaded().calm_beam_keep_skipped(*self._from(layers), ctypes.byref(skipped))
 
-    @property
-    def runs_steps(self) -> bool:
-        """Whether `run_step` is faster than single calls: the layers' weights fit in a cache."""
-        return bool(loaded().calm_beam_is_cached(_ADDRESS(self._layers[0])))
-
     def run_step(
         self,
         heads: Sequence[Head | None],
@@ -352,20 +358,44 @@ class Stack:
         Raises:
           MemoryError: If there is not enough memory.
         """
-        assert heads[-1] is not None, "all rows that are left exit there"
-        of_heads = (_ADDRESS * len(heads))(*(None if head is None else ctypes.addressof(head) for head in heads))
         held = [np.ascontiguousarray(values, np.int32) for values in (branches, nodes)]
-        by_entry = [thresholds, known_exits, *(new[name] for name in _MADE)]
-        for array, dtype in zip(by_entry, (np.float32, np.int32, *_MADE.values()), strict=True):
-            assert array is None or (array.dtype == dtype and array.flags.c_contiguous), "read as they stand"
-        step = Step(
-            *(len(branches), threads(), ctypes.addressof(measure), ctypes.addressof(of_heads)),
-            *(None if array is None else array.ctypes.data for array in (*held, *by_entry)),
-        )
+        step = _step_of(heads, measure, *held, thresholds, known_exits, new=new)
         count = len(self._layers)
         if not loaded().calm_beam_run_step(*self._from(range(count)), _NUMBER(count), ctypes.byref(step)):
             raise MemoryError(f"no memory for {len(branches)} rows of decoder layers")
         return int(step.asked)
+
+    def decode(
+        self,
+        heads: Sequence[Head | None],
+        output: Output,
+        *,
+        measure: Measure,
+        thresholds: np.ndarray,
+        new: Mapping[str, np.ndarray],
+    ) -> int:
+        """Takes all steps of a prompt by itself, in entry 0, and returns the number of tokens of its output.
+
+        Args:
+          heads: As in `run_step`.
+          output: The prompt, and what ends its output, as `output_of` returns it. Its path must be the nodes 0, 1, 2
+            and so on.
+          measure: The measure that decides.
+          thresholds: float32, shape (steps,). The threshold of each step.
+          new: As in `run_step`, each of shape (steps,).
+
+        Raises:
+          MemoryError: If there is not enough memory.
+        """
+        branch = np.zeros(1, np.int32)
+        step = _step_of(heads, measure, branch, None, thresholds, None, new=new)
+        count = len(self._layers)
+        decode = loaded().calm_beam_decode
+        decode.restype = _NUMBER
+        length = decode(*self._from(range(count)), _NUMBER(count), ctypes.byref(step), ctypes.byref(output))
+        if not length:
+            raise MemoryError("no memory for a row of decoder layers")
+        return int(length)
 
     def _from(self, layers: range) -> tuple[Any, Any]:
         """Returns the addresses of weights and entries, from the first of some layers on."""
@@ -374,6 +404,64 @@ class Stack:
             ctypes.byref(self._layers, first * ctypes.sizeof(_ADDRESS)),
             ctypes.byref(self._entries, first * ctypes.sizeof(Entries)),
         )
+
+
+def _step_of(
+    heads: Sequence[Head | None],
+    measure: Measure,
+    branches: np.ndarray,
+    *by_row_or_entry: np.ndarray | None,
+    new: Mapping[str, np.ndarray],
+) -> Step:
+    """Returns a step, given nodes, thresholds and known exits after the branches; arguments of `Stack.run_step`."""
+    assert heads[-1] is not None, "all rows that are left exit there"
+    of_heads = (_ADDRESS * len(heads))(*(None if head is None else ctypes.addressof(head) for head in heads))
+    arrays = [branches, *by_row_or_entry, *(new[name] for name in _MADE)]
+    dtypes = (np.int32, np.int32, np.float32, np.int32, *_MADE.values())
+    for array, dtype in zip(arrays, dtypes, strict=True):
+        assert array is None or (array.dtype == dtype and array.flags.c_contiguous), "read as they stand"
+    step = Step(
+        *(len(branches), threads(), ctypes.addressof(measure), ctypes.addressof(of_heads)),
+        *(None if array is None else array.ctypes.data for array in arrays),
+    )
+    step.held = of_heads, arrays
+    return step
+
+
+def output_of(
+    *,
+    sizes: Mapping[str, float],
+    embedding: np.ndarray,
+    turns: np.ndarray | None,
+    states: np.ndarray,
+    ends: Sequence[int],
+    **by_prompt: np.ndarray,
+) -> Output:
+    """Returns a prompt by itself, with what ends its output, for `Stack.decode`.
+
+    Args:
+      sizes: By name, the numbers of `Output`:
+        steps: Most tokens of the output.
+        first_kept_step: First step that later ones attend to.
+        length: Tokens of the prompt.
+        passed_on: The layer whose state fills skipped layers; 0 for the layer of each exit.
+        embedding_factor: Factor of embeddings.
+        first: The token that the decoder reads in the first step.
+      embedding: float32, shape (vocabulary, width).
+      turns: float32, shape (steps, head_dim). Cosines and sines of each step; None without rotary positions.
+      states: float32, shape (layers + 1, 1, width). The entries' inputs and outputs.
+      ends: Tokens that end an output.
+      **by_prompt: int32, each of shape (1,): `step` and `position`, which the entries read too.
+    """
+    held = [embedding, turns, states, by_prompt["step"], by_prompt["position"], np.array(ends, np.int32)]
+    dtypes = (np.float32, np.float32, np.float32, np.int32, np.int32, np.int32)
+    for array, dtype in zip(held, dtypes, strict=True):
+        assert array is None or (array.dtype == dtype and array.flags.c_contiguous), "read as they stand"
+    names = ("embedding", "turns", "states", "step", "position", "ends")
+    addresses = {name: None if array is None else array.ctypes.data for name, array in zip(names, held, strict=True)}
+    output = Output(**sizes, **addresses, num_ends=len(ends))
+    output.held = held
+    return output
 
 
 def measure_of(

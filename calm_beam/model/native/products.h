@@ -26,9 +26,9 @@ static inline int64_t columns_of(const Matrix* matrix, int64_t panel) {
 
 /* The sums of `count` rows in `vectors` vectors stay in registers. */
 static inline __attribute__((always_inline)) void multiply_tile(const float* rows, int64_t stride, const float* panel,
-                                                                int64_t inputs, const int count, const int vectors,
-                                                                float* sums) {
-  for (int first = 0; first < kPanel; first += vectors * kLanes) {
+                                                                int64_t inputs, int64_t columns, const int count,
+                                                                const int vectors, float* sums) {
+  for (int first = 0; first < columns; first += vectors * kLanes) {
     Floats total[kRowsAtATime][kVectorsOfRow];
     for (int row = 0; row < count; ++row)
       for (int vector = 0; vector < vectors; ++vector) total[row][vector] = (Floats){0};
@@ -48,19 +48,26 @@ static inline __attribute__((always_inline)) void multiply_tile(const float* row
   }
 }
 
+/* Writes the products of kRowsAtATime rows or fewer, [count, stride], with the first columns of a panel to `sums`,
+   [count, 64]; other sums may be written too, or not. */
+static inline void multiply_some(const float* rows, int64_t stride, const float* panel, int64_t inputs, int64_t columns,
+                                 int64_t count, float* sums) {
+  switch (count) {
+    /* One row reads all weights in order: it waits for memory, and for each sum before the next. */
+    case 1: multiply_tile(rows, stride, panel, inputs, columns, 1, kVectorsOfRow, sums); break;
+    case 2: multiply_tile(rows, stride, panel, inputs, columns, 2, kVectorsOfTwoRows, sums); break;
+    case 3: multiply_tile(rows, stride, panel, inputs, columns, 3, kTileVectors, sums); break;
+    case 4: multiply_tile(rows, stride, panel, inputs, columns, 4, kTileVectors, sums); break;
+    case 5: multiply_tile(rows, stride, panel, inputs, columns, 5, kTileVectors, sums); break;
+    default: multiply_tile(rows, stride, panel, inputs, columns, kRowsAtATime, kTileVectors, sums);
+  }
+}
+
 /* Writes the products of kRowsAtATime rows or fewer, [count, stride], with a panel to `sums`, [count, 64]. */
 static inline void multiply_rows(const float* rows, int64_t stride, const Matrix* matrix, int64_t panel, int64_t count,
                                  float* sums) {
   const float* weights = matrix->weights + panel * matrix->inputs * kPanel;
-  switch (count) {
-    /* One row reads all weights in order: it waits for memory, and for each sum before the next. */
-    case 1: multiply_tile(rows, stride, weights, matrix->inputs, 1, kVectorsOfRow, sums); break;
-    case 2: multiply_tile(rows, stride, weights, matrix->inputs, 2, kVectorsOfTwoRows, sums); break;
-    case 3: multiply_tile(rows, stride, weights, matrix->inputs, 3, kTileVectors, sums); break;
-    case 4: multiply_tile(rows, stride, weights, matrix->inputs, 4, kTileVectors, sums); break;
-    case 5: multiply_tile(rows, stride, weights, matrix->inputs, 5, kTileVectors, sums); break;
-    default: multiply_tile(rows, stride, weights, matrix->inputs, kRowsAtATime, kTileVectors, sums);
-  }
+  multiply_some(rows, stride, weights, matrix->inputs, kPanel, count, sums);
 }
 
 static inline float product(const float* one, const float* other, int64_t size) {

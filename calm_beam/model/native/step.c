@@ -1,7 +1,8 @@
 /* Whole steps of prompts that have one entry each; called by Python. The structures are those of native/structures.py.
 
    Where the weights of a layer fit in a cache, rows need not wait for each other. A thread runs a layer for a few rows,
-   decides their exits, and goes on with the others: no work is wasted, and threads synchronise once a step. */
+   decides their exits, and goes on with the others: no work is wasted, and threads synchronise once a step. A prompt by
+   itself takes all its steps in one call. */
 
 #include <math.h>
 #include <stdatomic.h>
@@ -32,6 +33,22 @@ typedef struct {
 } Step;
 
 SAME_IN_PYTHON_Step
+
+/* The output of a prompt by itself. Entry 0 is the prompt's, and node n has the keys and values of step n. */
+typedef struct {
+  int64_t steps, first_kept_step, length; /* Most tokens, the first step that is attended to, tokens of the prompt. */
+  int64_t passed_on;      /* The layer whose state fills skipped layers; 0 for the layer of the exit. */
+  const float* embedding; /* [vocabulary, width] */
+  const float* turns;     /* [steps, size]: as in `Entries` */
+  float* states;          /* [layers + 1, width]: the embedding, and the outputs of each layer */
+  int32_t *step, *position;
+  const int32_t* ends; /* Tokens that end an output. */
+  int64_t num_ends;
+  float embedding_factor;
+  int32_t first; /* The token that the decoder reads in the first step. */
+} Output;
+
+SAME_IN_PYTHON_Output
 
 /* Python checks this before it calls anything. */
 const char calm_beam_layouts[] = CALM_BEAM_LAYOUTS;
@@ -159,4 +176,45 @@ int calm_beam_run_step(const Layer* const* layers, const Entries* entries, int64
   run_phases(threads, &call, run_block, &blocks, 1);
   free(memory);
   return !lacks_memory;
+}
+
+static int is_end(const Output* output, int32_t token) {
+  for (int64_t each = 0; each < output->num_ends; ++each)
+    if (output->ends[each] == token) return 1;
+  return 0;
+}
+
+/* Fills the keys and values of layers above an exit. */
+static void fill_skipped(const Layer* const* layers, const Entries* entries, int64_t num_layers, const Step* step,
+                         const Output* output) {
+  const int64_t exit = *step->exit_layers, which = output->passed_on ? output->passed_on : exit;
+  int32_t nodes[num_layers];
+  for (int64_t index = 0; index < num_layers; ++index) nodes[index] = *output->step;
+  const Skipped skipped = {.num_layers = num_layers - exit, .count = 1, .capacity = output->steps,
+                           .threads = step->threads, .states = output->states, .which = &which, .nodes = nodes,
+                           .lanes = step->lanes};
+  if (skipped.num_layers) calm_beam_keep_skipped(layers + exit, entries + exit, &skipped);
+}
+
+/* Decodes a prompt by itself; `step` has one row, and arrays for every step. Returns the output's length, or 0 if there
+   is not enough memory. */
+int64_t calm_beam_decode(const Layer* const* layers, Entries* entries, int64_t num_layers, Step* step,
+                         const Output* output) {
+  const int64_t width = layers[0]->width;
+  int32_t token = output->first, node = 0;
+  step->nodes = &node;
+  for (; node < output->steps; ++node) {
+    *output->step = node, *output->position = (int32_t)output->length - 1 + node;
+    for (int64_t at = 0; at < width; ++at)
+      output->states[at] = output->embedding[token * width + at] * output->embedding_factor;
+    for (int64_t index = 0; output->turns && index < num_layers; ++index)
+      entries[index].turns = output->turns + node * layers[index]->size;
+    if (!calm_beam_run_step(layers, entries, num_layers, step)) return 0;
+    token = *step->tokens;
+    if (is_end(output, token)) return node + 1;
+    if (node >= output->first_kept_step) fill_skipped(layers, entries, num_layers, step, output);
+    ++step->thresholds, ++step->tokens, ++step->exit_layers, ++step->confidences;
+    ++step->max_rejected_confidence, ++step->is_finite;
+  }
+  return output->steps;
 }

@@ -51,7 +51,7 @@ class Entries(ctypes.Structure):
 
     _fields_ = (
         *((name, _ADDRESS) for name in ("inputs", "outputs", "keys", "values", "paths")),
-        *((name, _NUMBER) for name in ("most_steps", "prompt_lanes")),
+        *((name, _NUMBER) for name in ("most_steps", "prompt_lanes", "rows_are")),
         *((name, _ADDRESS) for name in ("sources", "turns", *BY_PROMPT)),
     )
 
@@ -115,10 +115,26 @@ class Asked(ctypes.Structure):
 class Step(ctypes.Structure):
     """Rows that run layers until they exit. See `Stack.run_step`."""
 
+    held: Sequence[Any] = ()
+
     _fields_ = (
         ("count", _NUMBER),
         ("threads", _NUMBER),
         *((name, _ADDRESS) for name in ("measure", "heads", "lanes", "nodes", "thresholds", "known_exits")),
         *((name, _ADDRESS) for name in MADE),
         ("asked", _NUMBER),
+    )
+
+
+class Output(ctypes.Structure):
+    """The output of a prompt by itself. See `output_of`."""
+
+    held: Sequence[Any] = ()
+
+    _fields_ = (
+        *((name, _NUMBER) for name in ("steps", "first_kept_step", "length", "passed_on")),
+        *((name, _ADDRESS) for name in ("embedding", "turns", "states", "step", "position", "ends")),
+        ("num_ends", _NUMBER),
+        ("embedding_factor", _FLOAT),
+        ("first", ctypes.c_int32),
     )

@@ -31,7 +31,7 @@ from calm_beam.model.numerics import MASKED, Dense, added, parameter, precision_
 from calm_beam.model.partitioning import looked_up
 from calm_beam.precision import FLOAT32, Precision
 
-from .attention import Attention, RelativePositionBias
+from .attention import Attention, RelativePositionBias, relative_position_bucket
 from .config import PAD_ID, T5Config
 
 NORM_EPSILON = 1e-6
@@ -473,13 +473,19 @@ def native_decoder(config: T5Config, parameters: Mapping[str, Any], *, biases: S
       parameters: All arrays of the model, as a tree.
       biases: The network's `path_terms`, (heads, ages), one for each layer or one for all.
     """
-    decoder, packing = parameters["decoder"], Packing()
-    layers = [
-        _layer(config, decoder[f"layers_{index}"], np.asarray(of_layer(biases, index + 1)), packing)
-        for index in range(config.num_decoder_layers)
-    ]
+    encoder, decoder, packing = parameters["encoder"], parameters["decoder"], Packing()
+    layers = [decoder[f"layers_{index}"] for index in range(config.num_decoder_layers)]
     return NativeDecoder(
-        layers,
+        [
+            _decoder_layer(config, layer, np.asarray(of_layer(biases, number)), packing)
+            for number, layer in enumerate(layers, start=1)
+        ],
+        prompt_layers=[
+            _encoder_layer(config, encoder, encoder[f"layers_{index}"], packing)
+            for index in range(config.num_encoder_layers)
+        ],
+        source_layers=[_source_layer(config, encoder, layer, packing) for layer in layers],
+        rows_of_prompts="of encoder",
         norms=[np.asarray(norm["scale"]) for norm in norms_before_heads(config, decoder)],
         factors=[
             1 / math.sqrt(config.emb_dim) if config.tied_head and not has_own_head(config, layer) else 1.0
@@ -492,16 +498,60 @@ def native_decoder(config: T5Config, parameters: Mapping[str, Any], *, biases: S
     )
 
 
-def _layer(config: T5Config, layer: Mapping[str, Any], biases: np.ndarray, packing: Packing) -> library.Layer:
-    own, cross, mlp = layer["self_attention"], layer["encoder_decoder_attention"], layer["mlp"]
+def _decoder_layer(config: T5Config, layer: Mapping[str, Any], biases: np.ndarray, packing: Packing) -> library.Layer:
+    made = _layer(config, layer, biases, packing, norm="pre_self_attention_layer_norm", attention="self_attention")
+    cross = layer["encoder_decoder_attention"]
+    made.cross_query = packing.matrix(cross["query"]["kernel"])
+    made.cross_out = packing.matrix(cross["out"]["kernel"])
+    made.cross_norm = packing.address(layer["pre_cross_attention_layer_norm"]["scale"])
+    return made
+
+
+def _encoder_layer(
+    config: T5Config, encoder: Mapping[str, Any], layer: Mapping[str, Any], packing: Packing
+) -> library.Layer:
+    table = (layer if config.relative_bias_per_layer else encoder)["relpos_bias"]["rel_embedding"]
+    furthest = config.relative_max_distance
+    buckets = relative_position_bucket(
+        np.arange(furthest, -furthest - 1, -1),
+        buckets=config.relative_buckets,
+        max_distance=furthest,
+        bidirectional=True,
+    )
+    biases = np.asarray(table)[:, buckets]
+    return _layer(config, layer, biases, packing, norm="pre_attention_layer_norm", attention="attention")
+
+
+def _source_layer(
+    config: T5Config, encoder: Mapping[str, Any], layer: Mapping[str, Any], packing: Packing
+) -> library.Layer:
+    """Returns what makes a decoder layer's keys and values of sources from the output of the last encoder layer."""
+    return library.Layer(
+        **{name: packing.matrix(layer["encoder_decoder_attention"][name]["kernel"]) for name in ("key", "value")},
+        norm=packing.address(encoder["encoder_norm"]["scale"]),
+        key_heads=config.num_heads,
+        size=config.head_dim,
+        width=config.emb_dim,
+        epsilon=NORM_EPSILON,
+    )
+
+
+def _layer(
+    config: T5Config,
+    layer: Mapping[str, Any],
+    biases: np.ndarray,
+    packing: Packing,
+    *,
+    norm: str,
+    attention: str,
+) -> library.Layer:
+    """Returns what layers of encoder and decoder have in common; `biases` are (heads, ages)."""
+    own, mlp = layer[attention], layer["mlp"]
     made = library.Layer(
         **{name: packing.matrix(own[name]["kernel"]) for name in ("query", "key", "value", "out")},
-        cross_query=packing.matrix(cross["query"]["kernel"]),
-        cross_out=packing.matrix(cross["out"]["kernel"]),
         wide=packing.matrix(mlp["wi_1" if config.gated_mlp else "wi"]["kernel"]),
         narrow=packing.matrix(mlp["wo"]["kernel"]),
-        norm=packing.address(layer["pre_self_attention_layer_norm"]["scale"]),
-        cross_norm=packing.address(layer["pre_cross_attention_layer_norm"]["scale"]),
+        norm=packing.address(layer[norm]["scale"]),
         mlp_norm=packing.address(layer["pre_mlp_layer_norm"]["scale"]),
         biases=packing.address(biases),
         bias_heads=biases.shape[0],

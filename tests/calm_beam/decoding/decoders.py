@@ -9,6 +9,7 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch, BranchResult, PromptResult, Request, sweep_branches
+from calm_beam.decoding.cpu import NativeSources
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import DeviceGroup
 from calm_beam.decoding.early_exit import EarlyExitDecoder
@@ -23,7 +24,7 @@ Result = TypeVar("Result")
 # The functions that end a layer, by native code or by XLA.
 LAYER_ENDS = ((library.Stack, "run"), (device_steps, "run_layer"))
 # The functions that prefill prompts, by native code or by XLA.
-PREFILLS = ((device_steps, "prefill"), (device_steps, "admit"))
+PREFILLS = ((NativeSources, "prefill"), (device_steps, "admit"))
 
 # Longest prompt and output of every test, since each length is compiled separately.
 LONGEST_PROMPT = 64

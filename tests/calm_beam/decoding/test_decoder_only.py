@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding import cpu
 from calm_beam.decoding import decoder as group_decoder
 from calm_beam.decoding.branches import PromptResult
 from calm_beam.decoding.xla import steps as device_steps
@@ -354,32 +356,51 @@ def test_long_prompts_in_chunks_have_the_outputs_of_whole_ones(
         return 7
 
     monkeypatch.setattr(network, "chunk_positions", seven)
-    results = DECODERS[decoder].decode(checkpoint, _RULES[0], _PROMPTS, thresholds=_THRESHOLDS)
+    results = DECODERS[decoder].decode(checkpoint, _RULES[0], _PROMPTS, thresholds=_THRESHOLDS, engine="xla")
     assert set(seen) == ({32, 64} if decoder == "served" else {16, 48})
     assert_all_same(results, _outputs(decoder, _RULES[0], kind))
 
 
 @pytest.mark.parametrize(("decoder", "kind"), [("sweep", "some windows"), ("batched", "llama")])
+@pytest.mark.parametrize("engine", ["xla", pytest.param("native", marks=needs_native)])
 def test_prompts_that_begin_alike_have_the_outputs_of_others(
-    decoder: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    decoder: str, kind: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A common prefix of all prompts of a width is prefilled once, and outputs are as without sharing."""
+    """A common prefix of all prompts of a width is prefilled once; outputs are as without sharing.
+
+    By native code they have the same bits.
+    """
     generator = np.random.default_rng(3)
     begun = generator.integers(0, 64, size=36).tolist()
     prompts = [[*begun, *generator.integers(0, 64, size=1 + index % 9).tolist()] for index in range(10)]
     decode = functools.partial(
-        DECODERS[decoder].decode, _model(kind), _RULES[0], prompts, thresholds=_THRESHOLDS, batch_size=8
+        DECODERS[decoder].decode,
+        _model(kind),
+        _RULES[0],
+        prompts,
+        thresholds=_THRESHOLDS,
+        batch_size=8,
+        engine=engine,
     )
     seen = []
-    prefill_prefix = device_steps.prefill_prefix
+    prefill_prefix, make = device_steps.prefill_prefix, cpu.SourcesOfWidth
 
-    def watched(model: Any, parameters: Any, tokens: np.ndarray) -> Any:
+    def by_xla(model: Any, parameters: Any, tokens: np.ndarray) -> Any:
         seen.append(tokens.tolist())
         return prefill_prefix(model, parameters, tokens)
 
-    monkeypatch.setattr(device_steps, "prefill_prefix", watched)
+    def by_native_code(*arguments: Any, prefix: Sequence[int] = (), **options: Any) -> Any:
+        seen.extend([list(prefix)] if prefix else [])
+        return make(*arguments, prefix=prefix, **options)
+
+    monkeypatch.setattr(device_steps, "prefill_prefix", by_xla)
+    monkeypatch.setattr(cpu, "SourcesOfWidth", by_native_code)
     shared = decode()
     assert seen == [begun[:32]]
     monkeypatch.setattr(group_decoder, "common_prefix", lambda prompts, *, width: ())
-    assert_all_same(shared, decode())
+    apart = decode()
+    assert_all_same(shared, apart)
+    if engine == "native":
+        for one, other in zip(shared, apart, strict=True):
+            np.testing.assert_array_equal(one.confidences, other.confidences)
     assert len(seen) == 1

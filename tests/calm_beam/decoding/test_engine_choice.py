@@ -46,7 +46,8 @@ def _chosen(engine: str = "auto", exit_head: str = "auto", **changes: Any) -> En
 
 
 def _engine(name: str, instructions: str | None, head: str) -> EngineRecord:
-    return EngineRecord(name=name, instructions=instructions, head=head)
+    prefill = "native" if name == "native" else None
+    return EngineRecord(name=name, instructions=instructions, head=head, prefill=prefill)
 
 
 @pytest.mark.parametrize(
@@ -160,16 +161,20 @@ def test_what_was_recorded_is_taken_where_it_can_be() -> None:
     assert chosen_engine(**asked, **elsewhere) == dataclasses.replace(native, instructions=None)
 
 
-@pytest.mark.parametrize("head", ["int8", "bfloat16"])
+@pytest.mark.parametrize("changes", [{"head": "int8"}, {"head": "bfloat16"}, {"prefill": None}])
 @pytest.mark.parametrize("name", ["native", "xla"])
-def test_of_a_head_that_is_gone_the_nearest_engine_is_taken(name: str, head: str) -> None:
+def test_of_what_is_gone_the_nearest_engine_is_taken(name: str, changes: dict[str, Any]) -> None:
     """If the recorded head does not exist here, layers keep their engine and the exact head decides.
 
-    It counts as another engine.
+    Native code prefills what XLA did. Both count as another engine.
     """
     given = _given(config=_LARGE)
     nearest = _chosen(name, "exact", config=_LARGE)
-    recorded = dataclasses.replace(nearest, head=head)
+    recorded = dataclasses.replace(nearest, **changes)
+    if recorded == nearest:
+        assert not recorded.is_gone
+        return
+    assert recorded.is_gone
     found = chosen_engine(**asked_like(recorded, engine="auto", exit_head="auto", **given), **given)
     assert found == nearest
     assert found.is_unlike(recorded)

@@ -18,6 +18,7 @@ from calm_beam.decoding.branches import Branch, KnownOutput, PromptResult, Reque
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.engine import Work
 from calm_beam.exits.rule import ExitRule
+from calm_beam.model import native_decoder
 from calm_beam.model.native import library
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import STEPS, assert_same, in_order
@@ -103,7 +104,7 @@ def _both_ways(
     rule: ExitRule, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> list[tuple[list[PromptResult], Work]]:
     """Returns the outputs with an exit test after every layer, and with as many layers run ahead as possible."""
-    monkeypatch.setattr(library.Stack, "runs_steps", False)
+    monkeypatch.setattr(native_decoder, "_CACHED", 0)
     found = []
     for most_ahead in (-1.0, float("inf")):
         monkeypatch.setattr(step, "_MOST_AHEAD", most_ahead)
@@ -150,8 +151,8 @@ def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: p
     monkeypatch.setattr(library.Stack, "run_step", watched)
     monkeypatch.setattr(step, "_MOST_AHEAD", -1.0)
     again, known_before, counts = [], [], []
-    for runs_steps in (True, False):
-        monkeypatch.setattr(library.Stack, "runs_steps", runs_steps)
+    for cached in (1 << 18, 0):
+        monkeypatch.setattr(native_decoder, "_CACHED", cached)
         again.append(_decoded(rule, checkpoint=model))
         known = [_known(result) for result in in_order(_decoder(rule, 0.9, model).decode(_PROMPTS), len(_PROMPTS))]
         decoder = _decoder(rule, 0.85, model)
@@ -248,7 +249,7 @@ def test_prompts_that_end_without_a_step_leave_nothing_behind() -> None:
 def test_layers_are_learned_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """At first every layer is tested; once almost no row exits, none is tested."""
     monkeypatch.setattr(step, "_MOST_AHEAD", 3.0)
-    monkeypatch.setattr(library.Stack, "runs_steps", False)
+    monkeypatch.setattr(native_decoder, "_CACHED", 0)
     decoder = _decoder(build_rule("static"), 1.0)
     asked = []
     run = step.SingleStep._run

@@ -8,7 +8,7 @@ import pytest
 from calm_beam.manifest import EngineRecord, Manifest, ManifestError, engine_difference
 from tests.calm_beam.manifest.builders import build_confirmed_manifest, build_manifest
 
-_NATIVE = EngineRecord(name="native", instructions="avx2", head="uint8")
+_NATIVE = EngineRecord(name="native", instructions="avx2", head="uint8", prefill="native")
 _XLA = EngineRecord(name="xla", instructions="cpu avx2", head="exact")
 
 
@@ -21,7 +21,12 @@ def test_a_manifest_says_which_engine_was_calibrated() -> None:
     manifest = _with_engine(_NATIVE)
     assert manifest.engine == _NATIVE
     content: Any = manifest.to_dict()
-    assert content["decode"]["engine"] == {"name": "native", "instructions": "avx2", "head": "uint8"}
+    assert content["decode"]["engine"] == {
+        "name": "native",
+        "instructions": "avx2",
+        "head": "uint8",
+        "prefill": "native",
+    }
     assert Manifest.from_dict(manifest.to_dict()) == manifest
     assert manifest.digest != build_manifest().digest
 
@@ -83,7 +88,7 @@ def test_other_names_are_refused(changes: dict[str, str], message: str) -> None:
             dataclasses.replace(_XLA, head="int8"),
             (
                 "the engine is xla (cpu avx2), head int8 there, xla (cpu avx2), head exact here; an earlier version of "
-                "calm-beam decoded there, by a head that is gone",
+                "calm-beam decoded there, in a way that is gone",
             ),
         ),
         (

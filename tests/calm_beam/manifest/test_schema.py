@@ -55,7 +55,7 @@ _WITH_CHAT = VocabularyRecord(
     extra_ids=0,
     chat=ChatRecord(template="{{ bos_token }}", tokens={"bos_token": "<s>"}, system="Be brief."),
 )
-_ENGINE = EngineRecord(name="native", instructions="avx2", head="uint8")
+_ENGINE = EngineRecord(name="native", instructions="avx2", head="uint8", prefill="native")
 _UNSEEN = UnseenRecord(metric="token_f1", no_token=3, few_letters=0)
 _EARLIER = EarlierPlan(plan="sha256:65", command="calibrate", asked="2026-01-31T11:00:00Z", answered=True)
 _OWN_NAMES = ("a.b:c", "a:b", "_a1:_b", "a", "a:", ":b", "a:b:c", "1a:b", "a:b.c", "a :b", "")
@@ -91,7 +91,7 @@ def test_schema_is_strict_and_described() -> None:
         "vocabulary": ["chat", "stop_strings"],
         "chat": ["system"],
         "decode": ["confidence_source", "engine", "matmul_precision", "patience"],
-        "engine": ["instructions"],
+        "engine": ["instructions", "prefill"],
         "data": ["choosing", "clusters", "failed_ids", "groups", "several_turns", "unseen"],
         "plan": [
             *("confirm_path", "confirm_share", "group_key", "joint_procedure", "near_ties", "pareto", "sequential"),

@@ -96,13 +96,13 @@ def _case(kind: str, *, scale_of_queries: float = 1.0) -> _Case:
     paths[branches[:, None], np.arange(_STEPS)] = np.where(
         np.arange(_STEPS) <= steps[:, None], paths[branches], np.int64(_ROWS - 1)
     )
-    source = tuple(normal(places, config.num_kv_heads, _SOURCE, config.head_dim) for _ in range(2))
+    source = tuple(normal(places, _SOURCE, config.num_kv_heads, config.head_dim) for _ in range(2))
     lengths = generator.integers(1, _SOURCE + 1, places)
     mask = np.arange(_SOURCE) < lengths[:, None]
     for values in stores:
         values[_ROWS - 1] = np.nan
     for values in source:
-        np.swapaxes(values, 1, 2)[~mask] = np.nan
+        values[~mask] = np.nan
     prompts = np.repeat(np.arange(places), _RANKS)
     return _Case(
         model,
@@ -138,7 +138,9 @@ def _stack(case: _Case, states: np.ndarray, stores: Sequence[Any], *, layers: Se
     source = library.Sources(source_keys.ctypes.data, source_values.ctypes.data, case.mask.ctypes.data, _SOURCE)
     # By prompt, which is by entry here.
     entries = np.argsort(case.by_row["branches"])
-    by_prompt = {name: case.by_row[name][entries].astype(np.int32) for name in ("steps", "positions", "places")}
+    by_prompt: dict[str, Any] = {
+        name: case.by_row[name][entries].astype(np.int32) for name in ("steps", "positions", "places")
+    }
     by_prompt["source_of"] = np.zeros(_ROWS, np.int32)
     stack = library.Stack(
         [case.decoder.layers[layer - 1] for layer in layers],
@@ -174,7 +176,8 @@ def _by_xla(case: _Case) -> list[np.ndarray]:
     by_row = {name: values.astype(np.int32) for name, values in case.by_row.items()}
     behind = source_positions(_SOURCE) - _SOURCE
     mask = np.pad(case.mask, ((0, 0), (0, behind)))
-    source = (np.where(case.mask[:, None, :, None], values, np.float32(0)) for values in case.source)
+    # [places, positions, heads, size] -> [places, heads, positions, size]
+    source = (np.swapaxes(np.where(case.mask[:, :, None, None], values, np.float32(0)), 1, 2) for values in case.source)
     states, cache, _ = device_steps.run_layer(
         case.model,
         (),

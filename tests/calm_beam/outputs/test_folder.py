@@ -14,7 +14,7 @@ from calm_beam.outputs import DecodeJob, FinishedSweep, OutputsError, StoredShar
 from calm_beam.outputs.folder import SweepHome
 from calm_beam.outputs.stored_shards import check_one_engine
 
-_NATIVE = EngineRecord(name="native", instructions="avx2", head="uint8")
+_NATIVE = EngineRecord(name="native", instructions="avx2", head="uint8", prefill="native")
 _XLA = EngineRecord(name="xla", instructions="cpu avx2", head="exact")
 
 

@@ -21,7 +21,7 @@ from tests.pipelines import CONFIG
 
 _CHECKPOINT = build_checkpoint(CONFIG)
 _PROMPT = (5, 9, 12, 1)
-_ELSEWHERE = EngineRecord(name="native", instructions="avx1024", head="uint8")
+_ELSEWHERE = EngineRecord(name="native", instructions="avx1024", head="uint8", prefill="native")
 
 
 def _here() -> Machine:
@@ -47,8 +47,8 @@ def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_the_calibrated_engine_serves_where_it_can(caplog: pytest.LogCaptureFixture) -> None:
-    """The calibrated engine serves if possible, silently; another engine for single prompts is reported once."""
-    native = [EngineRecord(name="native", instructions=name, head="exact") for name in TUNED[:1]]
+    """The calibrated engine serves if possible, silently; XLA's loop for single prompts is reported once."""
+    native = [EngineRecord(name="native", instructions=name, head="exact", prefill="native") for name in TUNED[:1]]
     for engine in (_xla(), *native):
         caplog.clear()
         generator = _generator(engine)
@@ -58,9 +58,11 @@ def test_the_calibrated_engine_serves_where_it_can(caplog: pytest.LogCaptureFixt
         assert _said(caplog) == []
         generator.generate(_PROMPT)
         generator.generate(_PROMPT)
-        (sentence,) = _said(caplog)
-        assert "pass exact_engine=True (--exact_engine)" in sentence
-        assert library.VARIABLE not in sentence
+        said = _said(caplog)
+        assert len(said) == (engine.name == "xla")
+        for sentence in said:
+            assert "pass exact_engine=True (--exact_engine)" in sentence
+            assert library.VARIABLE not in sentence
         caplog.clear()
         _generator(engine, exact_engine=True).generate(_PROMPT)
         assert _said(caplog) == []
@@ -138,7 +140,7 @@ def test_a_device_that_was_seen_to_be_batch_invariant_is_the_calibrated_engine(k
 def test_native_code_that_this_processor_has_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """If another instruction set was calibrated that this processor has, a message says how to select it."""
     best, other = TUNED[:2]
-    calibrated = EngineRecord(name="native", instructions=other, head="exact")
+    calibrated = EngineRecord(name="native", instructions=other, head="exact", prefill="native")
     with forced(best):
         with pytest.raises(ManifestError, match=f"Set {library.VARIABLE}={other}, which this processor has, or"):
             _generator(calibrated, exact_engine=True)
@@ -157,11 +159,9 @@ def test_old_manifests_are_served_as_before(caplog: pytest.LogCaptureFixture) ->
     assert generator.other_engine_in_words() == ""
 
 
-@pytest.mark.skipif(not TUNED, reason="this machine has no native code")
 def test_single_prompts_may_have_to_be_decoded_by_the_calibrated_engine(caplog: pytest.LogCaptureFixture) -> None:
     """If no other engine may serve, a single prompt is a batch of one, without a message."""
-    native = EngineRecord(name="native", instructions=TUNED[0], head="exact")
-    exact, free = _generator(native, exact_engine=True), _generator(native)
+    exact, free = _generator(_xla(), exact_engine=True), _generator(_xla())
     assert exact.decodes_as_batches
     assert not free.decodes_as_batches
     exact.warm_up()
@@ -171,4 +171,16 @@ def test_single_prompts_may_have_to_be_decoded_by_the_calibrated_engine(caplog: 
     assert [answer] == exact.generate_batch([_PROMPT])
     assert exact.full_model().decodes_as_batches
     assert _said(caplog) == []
-    assert _generator(_xla(), exact_engine=True).decodes_as_batches
+
+
+@pytest.mark.skipif(not TUNED, reason="this machine has no native code")
+def test_native_code_decodes_single_prompts_as_it_decodes_batches(caplog: pytest.LogCaptureFixture) -> None:
+    """A single prompt has the answer of a batch, to the bit, by the same engine; nothing is compiled for it."""
+    generator = _generator(EngineRecord(name="native", instructions=TUNED[0], head="exact", prefill="native"))
+    assert generator.engine.single == generator.engine.batch
+    (in_batch,) = generator.generate_batch([_PROMPT])
+    generator.warm_up()
+    with CompileTime() as compiling:
+        assert generator.generate(_PROMPT) == in_batch
+    assert compiling.seconds() == 0
+    assert _said(caplog) == []

@@ -28,7 +28,10 @@ def test_sigterm_is_obeyed_before_it_is_ready(folder: pathlib.Path, tmp_path: pa
     """SIGTERM ends the process with status 0 while the model loads or XLA compiles, which cannot be interrupted."""
     # The compilation cache is empty.
     cold = {"CALM_BEAM_CACHE": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax")}
-    with started(folder, environment=cold) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+    with (
+        started(folder, "--engine=xla", environment=cold) as service,
+        httpx.Client(base_url=service.url, timeout=60) as client,
+    ):
         response = service.first_response(client, "/readyz")
         while phase not in response.text:
             assert response.status_code == 503

@@ -8,7 +8,7 @@ import pytest
 from calm_beam.launch.cli import main as calm_beam
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest
 from tests.pipelines import write_model, write_vocabulary
-from tools.pictures.tradeoff import Point, draw, measure_times, proved_point, read_points
+from tools.pictures.tradeoff import Point, draw, measure_times, proved_threshold, read_points
 
 _FULL = Point(confidence="", threshold=None, layers=8, quality=0.8, standard_error=0.01)
 
@@ -32,24 +32,21 @@ def test_the_table_of_the_command_is_drawn(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
-def test_the_point_of_a_promise() -> None:
-    """A promise's point is that of the manifest's measure at the entry's threshold."""
-    points = [
-        Point(confidence=confidence, threshold=threshold, layers=4, quality=0.7, standard_error=0.01)
-        for confidence, threshold in (("state", 0.8), ("softmax", 0.9), ("softmax", 0.8))
-    ]
+def test_the_threshold_of_a_promise() -> None:
+    """A promise's threshold is that of the entry with its tolerance."""
     entry = build_calibration()
     manifest = build_manifest(calibrations=(entry, build_calibration(delta=0.6)))
-    assert (manifest.decode.confidence, entry.threshold) == ("softmax", 0.8)
-    assert proved_point(points, manifest, consistency=entry.consistency, delta=entry.delta) is points[2]
+    assert proved_threshold(manifest, consistency=entry.consistency, delta=entry.delta) == entry.threshold == 0.8
     with pytest.raises(ValueError, match="not enough values"):
-        proved_point(points, manifest, consistency=entry.consistency, delta=0.7)
-    fewer = dataclasses.replace(points[2], min_exit_layer=2, exit_interval=3)
-    decode = dataclasses.replace(manifest.decode, min_exit_layer=2, exit_interval=3)
-    of_fewer = dataclasses.replace(manifest, decode=decode)
-    assert proved_point([*points, fewer], of_fewer, consistency=entry.consistency, delta=entry.delta) is fewer
+        proved_threshold(manifest, consistency=entry.consistency, delta=0.7)
+
+
+def test_lines_are_named_after_measures_and_exit_layers() -> None:
+    """Points of fewer exit layers are on a line of their own."""
+    every = Point(confidence="softmax", threshold=0.8, layers=4, quality=0.7, standard_error=0.01)
+    fewer = dataclasses.replace(every, min_exit_layer=2, exit_interval=3)
     assert fewer.rule.exit_layers(8) == (2, 5, 8)
-    assert (points[2].series, fewer.series) == ("softmax", "softmax, every 3 layers")
+    assert (every.series, fewer.series) == ("softmax", "softmax, every 3 layers")
 
 
 def test_equal_points_give_equal_plots(tmp_path: pathlib.Path) -> None:

@@ -20,6 +20,9 @@ def _head(kernel: np.ndarray, *, factor: float = 1.0) -> tuple[NativeDecoder, li
     width = len(kernel)
     decoder = NativeDecoder(
         [],
+        prompt_layers=[],
+        source_layers=[],
+        rows_of_prompts="of prompt",
         embedding=np.zeros((1, width), np.float32),
         norms=[np.linspace(0.5, 2, width, dtype=np.float32)],
         factors=[factor],

@@ -8,6 +8,7 @@ fewer layers. Prompts are random token ids, of two lengths for each width: all o
 """
 
 import argparse
+import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -27,12 +28,13 @@ from calm_beam.decoding.xla.engine import sources_by_width
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs.demo import embedded
 from calm_beam.manifest import EngineRecord
-from calm_beam.model import network_of, parameter_shapes
+from calm_beam.model import ModelConfig, network_of, parameter_shapes
 from calm_beam.model.llama import LlamaConfig
 from calm_beam.model.native_decoder import runs_steps
 
 from .machine import describe_machine
 from .paper_model import build_paper_model
+from .programs.models import LARGE_MODELS
 
 _STEPS = 24
 _RULES = (
@@ -40,19 +42,9 @@ _RULES = (
     (ExitRule(min_exit_layer=4, exit_interval=2), 0.4),
     (ExitRule(min_exit_layer=2, exit_interval=2), 0.55),
 )
-_SMALL_LLM = LlamaConfig(
-    vocab_size=49152,
-    emb_dim=576,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    mlp_dim=1536,
-    num_decoder_layers=10,
-    max_positions=2048,
-    norm_epsilon=1e-5,
-    rope_theta=1e4,
-    end_ids=(1,),
-)
+_SMOLLM = LARGE_MODELS["SmolLM2-135M"]
+assert isinstance(_SMOLLM, LlamaConfig)
+_SMALL_LLM = dataclasses.replace(_SMOLLM, num_decoder_layers=10)
 _MODELS: dict[str, Callable[[], Checkpoint]] = {
     "demo": lambda: load_checkpoint(str(embedded.MODEL)),
     "paper": build_paper_model,
@@ -76,7 +68,7 @@ def main() -> None:
             _single_prompts(name, checkpoint, rounds=flags.rounds)
 
 
-def _random(config: LlamaConfig) -> Checkpoint:
+def _random(config: ModelConfig) -> Checkpoint:
     """Returns a model whose kernels have unit gain."""
     generator = np.random.default_rng(0)
     arrays = {

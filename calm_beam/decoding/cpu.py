@@ -66,6 +66,7 @@ class SourcesOfWidth:
             of_prompt_layers, of_source_layers = stores[:-1], stores[-1:]
         self._prompt_layers = self._stack(decoder.prompt_layers, of_prompt_layers)
         self._source_layers = self._stack(decoder.source_layers, of_source_layers)
+        self._shared = len(prefix)
         self._prefix: SourcesOfWidth | None = None
         if prefix:
             self._prefix = SourcesOfWidth(config, decoder, width=len(prefix), places=1)
@@ -102,10 +103,9 @@ class SourcesOfWidth:
             is_token &= source_tokens != self._pad_id
         self.mask[places, : len(positions)], self.mask[places, len(positions) :] = is_token, False
         if self._prefix is not None:
-            shared = self._prefix.mask.shape[1]
             for pair, of_prefix in zip(self.keys_values, self._prefix.keys_values, strict=True):
                 for kept, values in zip(pair, of_prefix, strict=True):
-                    kept[places, :shared] = values
+                    kept[places, : self._shared] = values
         for part in parts_of(len(places), self._together):
             self._prefill(source_tokens[part], is_token=is_token[part], places=places[part])
 
@@ -113,16 +113,11 @@ class SourcesOfWidth:
         prompts, positions = np.nonzero(is_token)
         entries = (prompts * self._width + positions).astype(np.int32)
         nodes = (places[prompts] * self._width + positions).astype(np.int32)
-        tokens = source_tokens[prompts, positions]
-        # Ids that the model does not know are no numbers, so that their prompts are reported, and no others.
-        is_known = (tokens >= 0) & (tokens < len(self._decoder.embedding))
-        self._states[entries] = self._decoder.embedded(np.where(is_known, tokens, 0))
-        self._states[entries[~is_known]] = np.nan
+        self._states[entries] = self._decoder.embedded(source_tokens[prompts, positions])
         own = entries if self._is_encoder else nodes
         self._nodes[:] = -1
         self._nodes[prompts, positions] = own
-        first = 0 if self._prefix is None else self._prefix.mask.shape[1]
-        rows = np.flatnonzero(positions >= first)
+        rows = np.flatnonzero(positions >= self._shared)
         # Tokens of an encoder need all others of their prompt.
         for part in parts_of(len(rows), len(self._states) if self._is_encoder else _MOST_POSITIONS):
             some = rows[part]
@@ -329,8 +324,8 @@ class NativeEngine:
             "length": length,
             "passed_on": passed_on,
             "embedding_factor": self._decoder.embedding_factor,
-            "first": first,
         }
+        self._states[0, 0] = self._decoder.embedded(np.array([first]))
         output = library.output_of(
             sizes=sizes,
             embedding=self._decoder.embedding,

@@ -133,8 +133,10 @@ class NativeDecoder:
     turn_factor: float = 1.0
 
     def embedded(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the embeddings of tokens, (rows,)."""
-        embedded: np.ndarray = self.embedding[tokens]
+        """Returns the embeddings of tokens, (rows,); NaN for unknown ids, so that their prompts alone are reported."""
+        is_known = (tokens >= 0) & (tokens < len(self.embedding))
+        embedded: np.ndarray = self.embedding[np.where(is_known, tokens, 0)]
+        embedded[~is_known] = np.nan
         return embedded if self.embedding_factor == 1 else embedded * np.float32(self.embedding_factor)
 
     def turns(self, positions: np.ndarray) -> np.ndarray | None:

@@ -446,10 +446,10 @@ def output_of(
         length: Tokens of the prompt.
         passed_on: The layer whose state fills skipped layers; 0 for the layer of each exit.
         embedding_factor: Factor of embeddings.
-        first: The token that the decoder reads in the first step.
       embedding: float32, shape (vocabulary, width).
       turns: float32, shape (steps, head_dim). Cosines and sines of each step; None without rotary positions.
-      states: float32, shape (layers + 1, 1, width). The entries' inputs and outputs.
+      states: float32, shape (layers + 1, 1, width). The entries' inputs and outputs; the first input is the embedding
+        of the token that the decoder reads in the first step.
       ends: Tokens that end an output.
       **by_prompt: int32, each of shape (1,): `step` and `position`, which the entries read too.
     """

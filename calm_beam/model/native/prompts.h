@@ -59,7 +59,8 @@ static int attend_in_head(const Keys* keys, const Tokens* tokens, int64_t head, 
   const int64_t size = keys->size, count = tokens->count, panels = (count + kPanel - 1) / kPanel;
   const int64_t stride = (panels + 1) * kPanel, wide = (size + kPanel - 1) / kPanel * kPanel;
   int has_memory = 1;
-  float* memory = memory_of(sizeof(float) * (panels * kPanel * size + count * wide + kRowsAtATime * stride), &has_memory);
+  const int64_t numbers = panels * kPanel * size + count * wide + kRowsAtATime * stride;
+  float* memory = memory_of(sizeof(float) * numbers, &has_memory);
   if (!has_memory) return 0;
   float *of_values = memory + panels * kPanel * size, *logits = of_values + count * wide;
   /* The columns behind the last token are multiplied too. */

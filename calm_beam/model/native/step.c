@@ -40,12 +40,11 @@ typedef struct {
   int64_t passed_on;      /* The layer whose state fills skipped layers; 0 for the layer of the exit. */
   const float* embedding; /* [vocabulary, width] */
   const float* turns;     /* [steps, size]: as in `Entries` */
-  float* states;          /* [layers + 1, width]: the embedding, and the outputs of each layer */
+  float* states;          /* [layers + 1, width]: the embedding, of the first step at first, and outputs of layers */
   int32_t *step, *position;
   const int32_t* ends; /* Tokens that end an output. */
   int64_t num_ends;
   float embedding_factor;
-  int32_t first; /* The token that the decoder reads in the first step. */
 } Output;
 
 SAME_IN_PYTHON_Output
@@ -201,18 +200,18 @@ static void fill_skipped(const Layer* const* layers, const Entries* entries, int
 int64_t calm_beam_decode(const Layer* const* layers, Entries* entries, int64_t num_layers, Step* step,
                          const Output* output) {
   const int64_t width = layers[0]->width;
-  int32_t token = output->first, node = 0;
+  int32_t node = 0;
   step->nodes = &node;
   for (; node < output->steps; ++node) {
     *output->step = node, *output->position = (int32_t)output->length - 1 + node;
-    for (int64_t at = 0; at < width; ++at)
-      output->states[at] = output->embedding[token * width + at] * output->embedding_factor;
     for (int64_t index = 0; output->turns && index < num_layers; ++index)
       entries[index].turns = output->turns + node * layers[index]->size;
     if (!calm_beam_run_step(layers, entries, num_layers, step)) return 0;
-    token = *step->tokens;
-    if (is_end(output, token)) return node + 1;
+    const int64_t token = *step->tokens;
+    if (is_end(output, (int32_t)token)) return node + 1;
     if (node >= output->first_kept_step) fill_skipped(layers, entries, num_layers, step, output);
+    for (int64_t at = 0; at < width; ++at)
+      output->states[at] = output->embedding[token * width + at] * output->embedding_factor;
     ++step->thresholds, ++step->tokens, ++step->exit_layers, ++step->confidences;
     ++step->max_rejected_confidence, ++step->is_finite;
   }

@@ -136,5 +136,4 @@ class Output(ctypes.Structure):
         *((name, _ADDRESS) for name in ("embedding", "turns", "states", "step", "position", "ends")),
         ("num_ends", _NUMBER),
         ("embedding_factor", _FLOAT),
-        ("first", ctypes.c_int32),
     )

@@ -129,6 +129,19 @@ def test_a_broken_prompt_is_not_finite_and_leaves_no_trace() -> None:
     _assert_same(after, expected)
 
 
+@pytest.mark.skipif(not TUNED, reason="this machine has no native code that is taken by default")
+def test_an_unknown_id_is_not_finite() -> None:
+    """A prompt that ends with an unknown id, which a decoder-only model reads first, is reported."""
+    branch = Branch.at(ExitRule(), 0.5, max_decode_length=STEPS)
+    decoder = _loop(_MODELS["llama"], branch)
+    ((_, expected),) = decoder.decode([_PROMPTS[1]])
+    for unknown in (64, 10**9):
+        ((_, broken),) = decoder.decode([(5, 9, unknown)])
+        assert not broken.is_finite
+    ((_, after),) = decoder.decode([_PROMPTS[1]])
+    _assert_same(after, expected)
+
+
 @pytest.mark.parametrize(("changes", "message"), [({"max_input_length": 0}, "must be at least 1, got 0")])
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     """Sizes below 1 are refused."""

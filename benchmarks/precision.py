@@ -24,7 +24,7 @@ from calm_beam.decoding.single_prompts import single_prompt_decoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.thresholds import descending_grid
 from calm_beam.inputs.vocabularies.vocabulary import Vocabulary
-from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
+from calm_beam.metrics.rouge_l import rouge_l_unicode
 from calm_beam.precision import DTYPES, Precision
 from calm_beam.risk.fwer import fixed_sequence_test
 from calm_beam.risk.pvalues import p_values_of

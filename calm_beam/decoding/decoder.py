@@ -34,7 +34,7 @@ from .device_groups import device_groups, placed
 from .engine import Work
 from .engine_choice import Machine, chosen_engine, near_ties_of
 from .memory import Budget, check_devices, choose_budget, return_freed_memory
-from .settings import check_sizes
+from .settings import check_fits
 from .weights import Weights
 
 _LOGGER = logging.getLogger(__name__)
@@ -312,16 +312,15 @@ class Decoder:
           UsageError: If `engine` is `native` and native code cannot decode this model here.
         """
         config, steps = checkpoint.config, len(branches[0].thresholds)
-        check_sizes(
+        self._rules = [branch.rule for branch in branches]
+        check_fits(
+            config,
+            self._rules,
             max_decode_length=steps,
             max_input_length=max_input_length,
             batch_size=batch_size,
             max_cache_tokens=max_cache_tokens,
         )
-        architecture_of(config).check_positions(config, source=max_input_length, steps=steps)
-        for rule in dict.fromkeys(branch.rule for branch in branches):
-            rule.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
-        self._rules = [branch.rule for branch in branches]
         self._branch_rules = Branches.of(self._rules, layers=config.num_decoder_layers)
         # [steps, branches]
         self._thresholds = np.stack([branch.thresholds for branch in branches], axis=1)

@@ -32,7 +32,7 @@ from .branches import Branch, BranchResult, EndsOutput, is_end
 from .compilation import compiled, members_by_width
 from .device_groups import device_groups, placed
 from .engine_choice import Machine, chosen_engine
-from .settings import check_sizes
+from .settings import check_fits
 
 
 class EarlyExitDecoder:
@@ -77,15 +77,17 @@ class EarlyExitDecoder:
           ValueError: If the rule needs the full model at every token or does not fit the model (no exit classifier,
             `min_exit_layer` too high), a number is below 1, or the devices cannot share the model.
         """
-        num_layers, rule, max_decode_length = checkpoint.config.num_decoder_layers, branch.rule, len(branch.thresholds)
+        rule = branch.rule
         rule.check_served()
-        check_sizes(max_decode_length=max_decode_length, max_input_length=max_input_length, batch_size=batch_size)
-        architecture_of(checkpoint.config).check_positions(
-            checkpoint.config, source=max_input_length, steps=max_decode_length
+        check_fits(
+            checkpoint.config,
+            [rule],
+            max_decode_length=len(branch.thresholds),
+            max_input_length=max_input_length,
+            batch_size=batch_size,
         )
-        rule.check_model(num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
         self._branch = branch
-        self._certain_exit = _certain_exit(branch, num_layers)
+        self._certain_exit = _certain_exit(branch, checkpoint.config.num_decoder_layers)
         self._group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
         self.engine = chosen_engine(
             engine,

@@ -9,7 +9,8 @@ from typing import Any, Protocol, Self
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.thresholds import descending_grid
 from calm_beam.manifest import DecodeRecord, EngineRecord, Variant
-from calm_beam.model.registry import USUAL_INPUT_LENGTH
+from calm_beam.model.architecture import ModelConfig
+from calm_beam.model.registry import USUAL_INPUT_LENGTH, architecture_of
 from calm_beam.precision import FLOAT32, Precision
 
 
@@ -120,6 +121,33 @@ def check_sizes(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
+def check_fits(
+    config: ModelConfig,
+    rules: Sequence[ExitRule],
+    *,
+    max_decode_length: int,
+    max_input_length: int,
+    **sizes: int | None,
+) -> None:
+    """Checks that a model has what a decoder is to do with it.
+
+    Args:
+      config: Sizes of the model.
+      rules: How exits are decided.
+      max_decode_length: Most tokens of an output.
+      max_input_length: Most tokens of a prompt.
+      **sizes: Other sizes, as `check_sizes` takes them.
+
+    Raises:
+      ValueError: If a size is below 1, the model has too few positions, or a rule does not fit it (no exit classifier,
+        `min_exit_layer` too high).
+    """
+    check_sizes(max_decode_length=max_decode_length, max_input_length=max_input_length, **sizes)
+    architecture_of(config).check_positions(config, source=max_input_length, steps=max_decode_length)
+    for rule in rules:
+        rule.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
 
 
 def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> DecodeSettings:

@@ -12,6 +12,7 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.propagations import PassedOn
+from calm_beam.manifest import EngineRecord
 from calm_beam.model import architecture_of, network_of
 from calm_beam.precision import FLOAT32, Precision
 
@@ -23,12 +24,12 @@ from .early_exit import EarlyExitDecoder
 from .engine import Slots
 from .engine_choice import Machine, single_prompt_engine
 from .kv_cache import SingleBranches
-from .settings import check_sizes
+from .settings import check_fits
 from .weights import Weights
 
 
 class NativeLoop:
-    """Decodes single prompts by native code, where `single_prompt_engine` is native.
+    """Decodes single prompts by native code, where `single_prompt_engine` returns it.
 
     Decoders of the same rule share the packed weights at any thresholds, and threads may share a decoder.
 
@@ -41,6 +42,7 @@ class NativeLoop:
         checkpoint: Checkpoint,
         branch: Branch,
         *,
+        engine: EngineRecord,
         max_input_length: int = 512,
         ends_output: EndsOutput | None = None,
     ) -> None:
@@ -49,25 +51,22 @@ class NativeLoop:
         Args:
           checkpoint: The model.
           branch: How exits are decided, and at which threshold of every step.
+          engine: What `single_prompt_engine` returns for the model and the rule.
           max_input_length: Most tokens of a prompt.
           ends_output: What ends an output besides end tokens; None for nothing. Native code does not know it: it
             decodes to the end, and the rest is cut.
 
         Raises:
           ValueError: If the rule does not fit the model, or a number is below 1.
-          UsageError: If native code cannot decode the model here.
         """
+        assert engine.name == "native"
         config, rule, steps = checkpoint.config, branch.rule, len(branch.thresholds)
         rule.check_served()
-        check_sizes(max_decode_length=steps, max_input_length=max_input_length)
-        architecture_of(config).check_positions(config, source=max_input_length, steps=steps)
-        rule.check_model(config.num_decoder_layers, has_classifier=bool(config.exit_classifier))
+        check_fits(config, [rule], max_decode_length=steps, max_input_length=max_input_length)
         self._branch, self._max_input_length, self._ends_output = branch, max_input_length, ends_output
         self._branch_rules = Branches.of([rule], layers=config.num_decoder_layers)
         self._group, *_ = device_groups(config)
-        self.engine = single_prompt_engine(
-            "native", "exact", config=config, rule=rule, precision=FLOAT32, machine=Machine.of(self._group.devices[0])
-        )
+        self.engine = engine
         self._model = network_of(config, precision=FLOAT32)
         with self._group.running():
             self._weights = Weights(
@@ -176,7 +175,7 @@ def single_prompt_decoder(
         model_parallelism=model_parallelism,
     )
     if chosen.name == "native":
-        return NativeLoop(checkpoint, branch, **options)
+        return NativeLoop(checkpoint, branch, engine=chosen, **options)
     return EarlyExitDecoder(
         checkpoint,
         branch,

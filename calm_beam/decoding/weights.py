@@ -14,15 +14,13 @@ from calm_beam.exits.measures import Measure, Need
 from calm_beam.manifest import EngineRecord
 from calm_beam.model import ArrayType, architecture_of
 from calm_beam.model.heads import exit_layers, head_parameters, kernel_layers
-from calm_beam.model.interface import EarlyExitModel, KeysValues, of_layer
+from calm_beam.model.interface import EarlyExitModel, of_layer
 from calm_beam.model.native import library
 from calm_beam.model.native_decoder import NativeDecoder
 from calm_beam.model.partitioning import divided
 
 from .compilation import compiled
 from .device_groups import DeviceGroup
-from .engine import Slots
-from .xla import steps
 
 
 def decides_natively(measures: Sequence[Measure]) -> bool:
@@ -114,14 +112,6 @@ class Weights:
     def path_terms(self, layer: int) -> Any:
         """Returns a layer's path terms: what it needs besides its parameters to attend to the paths of outputs."""
         return of_layer(self._path_terms, layer)
-
-
-def prefixes_by_width(model: EarlyExitModel, weights: Weights, slots: Slots) -> dict[int, Sequence[KeysValues]]:
-    """Returns by width the keys and values of its prompts' common prefix, where they have one."""
-    return {
-        width: steps.prefill_prefix(model, weights.all, np.array(tokens, np.int32))
-        for width, tokens in slots.prefixes.items()
-    }
 
 
 @functools.partial(compiled, static_argnums=(0, 1))

@@ -18,7 +18,7 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.evaluation.flops import DecoderSizes, share_of_work
-from calm_beam.exits.measures.softmax import softmax_gap
+from calm_beam.exits.measures.built_in import softmax_gap
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
 from calm_beam.model.heads import over_layers

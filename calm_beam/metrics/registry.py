@@ -12,13 +12,10 @@ from typing import cast
 from calm_beam.errors import CalmBeamError, UserCode, shown, text_of
 from calm_beam.metrics import NO_SETTINGS, MetricSettings, SightedMetric
 from calm_beam.metrics import Metric as Metric
-from calm_beam.metrics.chrf import CHRF_SIGHT, chrf
 from calm_beam.metrics.edit_distance import EDIT_DISTANCE_SIGHT, edit_distance
-from calm_beam.metrics.exact_match import SQUAD_SIGHT, exact_match
-from calm_beam.metrics.rouge_l import ROUGE_L_SIGHT, rouge_l
-from calm_beam.metrics.rouge_l_unicode import ROUGE_L_UNICODE_SIGHT, rouge_l_unicode
-from calm_beam.metrics.sentence_bleu import SENTENCE_BLEU_SIGHT, sentence_bleu
-from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.metrics.rouge_l import ROUGE_L_SIGHT, ROUGE_L_UNICODE_SIGHT, rouge_l, rouge_l_unicode
+from calm_beam.metrics.sacrebleu_scores import CHRF_SIGHT, SENTENCE_BLEU_SIGHT, chrf, sentence_bleu
+from calm_beam.metrics.squad import SQUAD_SIGHT, exact_match, token_f1
 
 METRICS: Mapping[str, SightedMetric] = types.MappingProxyType(
     {

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from calm_beam.model.native import library
+from calm_beam.model.native.structures import CACHED_WEIGHTS
 from calm_beam.precision import Precision
 
 from .architecture import ModelConfig
@@ -41,8 +42,6 @@ def packed_bytes(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], *, 
     return 4 * (layers + heads * config.vocab_size * config.emb_dim)
 
 
-# Weights of a layer that stay in a core's cache; native/layer.c has it too, for threads.
-_CACHED = 1 << 18
 _NOT_IN_STEPS = ("encoder_decoder_attention/key/", "encoder_decoder_attention/value/")
 
 
@@ -59,7 +58,7 @@ def runs_steps(shapes: Mapping[str, tuple[int, ...]]) -> bool:
         for name, shape in shapes.items()
         if name.startswith("decoder/layers_0/") and not any(part in name for part in _NOT_IN_STEPS)
     )
-    return sum(kernels) <= _CACHED
+    return sum(kernels) <= CACHED_WEIGHTS
 
 
 def norms_before_heads(config: ModelConfig, decoder: Mapping[str, Any]) -> list[Any]:

@@ -7,7 +7,8 @@ Importing this loads JAX.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -95,7 +96,9 @@ def generate(
         if isinstance(result, PromptResult):
             by_rule = result.by_rule(rules)
             try:
-                outputs = [_outputs(each, vocabulary, end_ids=end_ids) for each in by_rule]
+                # Most branches give one of few outputs: each is made into text once.
+                text_of = functools.cache(functools.partial(output_text, vocabulary=vocabulary, end_ids=end_ids))
+                outputs = [_outputs(each, text_of) for each in by_rule]
             except Exception as error:
                 failure = reason_of(error)
         if failure and on_error == "fail":
@@ -141,13 +144,13 @@ def _rejected_by_last(result: PromptResult) -> tuple[float, ...] | None:
     return None if rejected is None else tuple(rejected[-1, : result.lengths[-1]].tolist())
 
 
-def _outputs(result: PromptResult, vocabulary: Vocabulary | None, *, end_ids: Sequence[int]) -> tuple[Output, ...]:
+def _outputs(result: PromptResult, text_of: Callable[[tuple[int, ...]], str]) -> tuple[Output, ...]:
     outputs = []
     for lane, length in enumerate(result.lengths.tolist()):
         tokens = tuple(result.tokens[lane, :length].tolist())
         outputs.append(
             Output(
-                text=output_text(tokens, vocabulary, end_ids=end_ids),
+                text=text_of(tokens),
                 tokens=tokens,
                 exit_layers=tuple(result.exit_layers[lane, :length].tolist()),
                 confidences=tuple(result.confidences[lane, :length].tolist()),

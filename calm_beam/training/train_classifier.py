@@ -23,7 +23,7 @@ import scipy.stats
 
 from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.decoding.device_groups import device_groups
-from calm_beam.exits.measures.oracle import agreement
+from calm_beam.exits.measures.built_in import agreement
 from calm_beam.model import ModelConfig, network_of
 from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught

@@ -9,8 +9,8 @@ import numpy as np
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.branches import Branch, BranchResult, PromptResult, sweep_branches
 from calm_beam.decoding.decoder import Decoder
-from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.single_prompts import single_prompt_decoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import read_examples
 from calm_beam.inputs.demo import embedded
@@ -74,7 +74,7 @@ def run_trial() -> Trial:
     )
     by_sweep = dict(sweep.decode([prompt.ids for prompt in prompts]))
     place = next(number for number, prompt in enumerate(prompts) if prompt.example.input == embedded.PROMPT)
-    decoder = EarlyExitDecoder(
+    decoder = single_prompt_decoder(
         checkpoint,
         Branch.at(_SETTINGS.rule, _THRESHOLDS[0], max_decode_length=_SETTINGS.max_decode_length),
         max_input_length=_SETTINGS.max_input_length,

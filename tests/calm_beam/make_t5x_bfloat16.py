@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.exits.measures.softmax import softmax_gap
+from calm_beam.exits.measures.built_in import softmax_gap
 
 _LAYERS = 8
 

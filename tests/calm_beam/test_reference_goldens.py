@@ -17,7 +17,7 @@ from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.branches import Branch, PromptResult, sweep_branches
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.exits.measures.softmax import softmax_gap
+from calm_beam.exits.measures.built_in import softmax_gap
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
 from calm_beam.precision import DTYPES, Precision

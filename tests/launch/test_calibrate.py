@@ -11,7 +11,7 @@ import scipy.stats
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest, without_keys
-from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.metrics.squad import token_f1
 from calm_beam.outputs import read_generations
 from tests.builders import build_arrays, write_t5x
 from tests.pipelines import (
@@ -280,12 +280,12 @@ def test_several_files_and_globs(model: pathlib.Path, tmp_path: pathlib.Path) ->
 
 def test_own_metrics_are_imported(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A metric named module:function gives what the same metric gives under its own name."""
-    assert _calibrate(model, data, tmp_path / "own", "--metric=calm_beam.metrics.token_f1:token_f1") == 0
+    assert _calibrate(model, data, tmp_path / "own", "--metric=calm_beam.metrics.squad:token_f1") == 0
     assert _calibrate(model, data, tmp_path / "known") == 0
     own, known = _table(tmp_path / "own"), _table(tmp_path / "known")
-    assert {row["metric"] for row in own} == {"calm_beam.metrics.token_f1:token_f1"}
+    assert {row["metric"] for row in own} == {"calm_beam.metrics.squad:token_f1"}
     software = read_manifest(tmp_path / "own" / "manifest.json").software
-    assert software["calm_beam.metrics.token_f1:token_f1"].startswith("sha256:")
+    assert software["calm_beam.metrics.squad:token_f1"].startswith("sha256:")
     assert [row["loss_sum"] for row in own] == [row["loss_sum"] for row in known]
 
 

@@ -18,7 +18,7 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.inputs.set_parts import CALIBRATING, CONFIRMING, part_of
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Calibration, Manifest, Variant, manifest_text, read_manifest
-from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.metrics.squad import token_f1
 from calm_beam.outputs import DecodeJob, Generation, read_generations, worker
 from calm_beam.outputs.generate import ServedBranches
 from calm_beam.serving import Generator

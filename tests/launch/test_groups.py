@@ -14,7 +14,7 @@ from calm_beam.errors import UsageError
 from calm_beam.launch.calibrate.command import calibrate
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, ManifestError, content_digest, read_manifest
-from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.metrics.squad import token_f1
 from calm_beam.outputs import read_generations
 from calm_beam.serving import Generator, LossProbe
 from calm_beam.storage import joined

@@ -16,7 +16,7 @@ from calm_beam.calibration.publish import decode_record
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
-from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.metrics.squad import token_f1
 from calm_beam.outputs import DecodeJob, Generation, read_generations
 from calm_beam.report import first_shown
 from calm_beam.risk.evidence import betting_order

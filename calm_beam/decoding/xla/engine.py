@@ -17,7 +17,7 @@ from calm_beam.decoding.compilation import padded, parts_of
 from calm_beam.decoding.engine import Decisions, RunStep, Slots, Work
 from calm_beam.decoding.engine_choice import NEARNESS
 from calm_beam.decoding.kv_cache import Rows
-from calm_beam.decoding.weights import Head, Weights, prefixes_by_width, zeros
+from calm_beam.decoding.weights import Head, Weights, zeros
 from calm_beam.exits.certified_head import FEW_ROWS
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
@@ -202,7 +202,10 @@ class Sources:
 
 def sources_by_width(model: EarlyExitModel, weights: Weights, slots: Slots) -> dict[int, Sources]:
     """Returns empty sources of each width."""
-    prefixes = prefixes_by_width(model, weights, slots)
+    prefixes = {
+        width: steps.prefill_prefix(model, weights.all, np.array(tokens, np.int32))
+        for width, tokens in slots.prefixes.items()
+    }
     return {
         width: Sources(model, width=width, places=count, prefix=prefixes.get(width, ()))
         for width, count in slots.sources.items()

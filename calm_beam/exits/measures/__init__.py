@@ -1,4 +1,4 @@
-"""Confidence measures: one module each, with everything that depends on it, and a registry.
+"""Confidence measures: all that depends on a measure stands with it.
 
 Calibration makes any measure valid, good or bad: the guarantee assumes nothing about confidences. A good one exits
 earlier.
@@ -7,6 +7,10 @@ Importing the package loads the standard library alone, since manifests are chec
 JAX when they are called.
 """
 
+from .built_in import COMPARABLE as COMPARABLE
+from .built_in import MEASURES as MEASURES
+from .built_in import is_measure_name as is_measure_name
+from .built_in import measure_named as measure_named
 from .measure import Measure as Measure
 from .measure import MeasureError as MeasureError
 from .measure import Need as Need
@@ -15,7 +19,3 @@ from .measure import check_named as check_named
 from .measure import check_traces as check_traces
 from .measure import is_own as is_own
 from .measure import source_digest as source_digest
-from .registry import COMPARABLE as COMPARABLE
-from .registry import MEASURES as MEASURES
-from .registry import is_measure_name as is_measure_name
-from .registry import measure_named as measure_named

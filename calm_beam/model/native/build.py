@@ -88,12 +88,14 @@ def link_options() -> list[str]:
 
 
 def layouts() -> str:
-    """Returns a header by which a compiler checks that Python's structures match C's: sizes and offsets of fields.
+    """Returns a header with what Python's structures say: a compiler checks that C's have their sizes and offsets.
 
     The header contains its own digest, so that loading detects a library that was built with other structures.
     """
     lines = ["/* Made of native/structures.py. */", "#include <stddef.h>"]
-    for name, structure in runpy.run_path(str(FOLDER / "structures.py")).items():
+    shared = runpy.run_path(str(FOLDER / "structures.py"))
+    lines.append(f"#define CACHED_WEIGHTS {shared['CACHED_WEIGHTS']}")
+    for name, structure in shared.items():
         if isinstance(structure, type) and issubclass(structure, ctypes.Structure):
             checks = [f"sizeof({name}) == {ctypes.sizeof(structure)}"]
             checks += [

@@ -32,7 +32,6 @@ SAME_IN_PYTHON_Skipped
 enum {
   kFewestRowsOfBlock = 4, /* Fewer read weights too often. */
   kRowsOfAttention = 4,
-  kCached = 1 << 18, /* Weights that stay in a thread's cache. */
 };
 
 enum { kGelu, kSilu, kRelu };
@@ -537,7 +536,7 @@ int calm_beam_run_layers(const Layer* const* layers, const Entries* entries, int
   /* In a prompt, rows need each other's keys. */
   const int is_prompt = entries->rows_are != kOfOutput;
   const int shares_columns =
-      is_prompt || (weights > kCached && block_of(rows->count, rows->threads) < kRowsOfBlock / 2);
+      is_prompt || (weights > CACHED_WEIGHTS && block_of(rows->count, rows->threads) < kRowsOfBlock / 2);
   const int64_t together = shares_columns ? 1 : num_layers;
   const int64_t threads = busy_threads(rows->threads, together * rows->count * weights);
   if (shares_columns) {

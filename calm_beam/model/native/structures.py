@@ -10,6 +10,9 @@ from typing import Any
 BY_PROMPT = ("steps", "positions", "source_of", "places")
 """Fields of entries by prompt."""
 
+CACHED_WEIGHTS = 1 << 18
+"""Most weights of a layer that stay in a core's cache."""
+
 MADE = ("tokens", "exit_layers", "confidences", "max_rejected_confidence", "is_finite")
 """Outputs of a step."""
 

@@ -25,15 +25,12 @@ from calm_beam.risk.losses import (
     to_signed_fixed_point,
 )
 
-from .empirical_bernstein import EMPIRICAL_BERNSTEIN
-from .empirical_bernstein import empirical_bernstein_p_value as empirical_bernstein_p_value
-from .exact_binomial import EXACT_BINOMIAL
-from .exact_binomial import exact_binomial_p_value as exact_binomial_p_value
-from .hoeffding import HOEFFDING
-from .hoeffding import hoeffding_p_value as hoeffding_p_value
-from .hoeffding_bentkus import HOEFFDING_BENTKUS
-from .hoeffding_bentkus import hoeffding_bentkus_p_value as hoeffding_bentkus_p_value
 from .method import PValueMethod
+from .of_sums import EMPIRICAL_BERNSTEIN, EXACT_BINOMIAL, HOEFFDING, HOEFFDING_BENTKUS
+from .of_sums import empirical_bernstein_p_value as empirical_bernstein_p_value
+from .of_sums import exact_binomial_p_value as exact_binomial_p_value
+from .of_sums import hoeffding_bentkus_p_value as hoeffding_bentkus_p_value
+from .of_sums import hoeffding_p_value as hoeffding_p_value
 from .signed_mixture import SIGNED_MIXTURE
 from .signed_mixture import signed_mixture_p_value as signed_mixture_p_value
 from .star_bets import STAR_BETS

@@ -146,13 +146,13 @@ def test_an_unknown_id_is_not_finite() -> None:
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     """Sizes below 1 are refused."""
     with pytest.raises(ValueError, match=message):
-        NativeLoop(_MODELS["t5"], Branch.at(ExitRule(), 0.5, max_decode_length=STEPS), **changes)
+        single_prompt_decoder(_MODELS["t5"], Branch.at(ExitRule(), 0.5, max_decode_length=STEPS), **changes)
 
 
 def test_rules_that_need_the_full_model_are_refused() -> None:
     """A rule that runs every layer anyway is refused."""
     with pytest.raises(ValueError, match="nothing can be skipped with confidence 'oracle'"):
-        NativeLoop(_MODELS["t5"], Branch.at(ExitRule(confidence="oracle"), 0.5, max_decode_length=STEPS))
+        single_prompt_decoder(_MODELS["t5"], Branch.at(ExitRule(confidence="oracle"), 0.5, max_decode_length=STEPS))
 
 
 def test_xla_has_its_own_loop() -> None:

@@ -13,9 +13,7 @@ import scipy.stats
 
 from calm_beam.exits import decision
 from calm_beam.exits.measures import measure_named
-from calm_beam.exits.measures.entropy import entropy_confidence
-from calm_beam.exits.measures.softmax import softmax_gap
-from calm_beam.exits.measures.softmax_max import softmax_max
+from calm_beam.exits.measures.built_in import entropy_confidence, softmax_gap, softmax_max
 from tests.builders import BY_LOGITS
 from tests.sampling import sampled
 

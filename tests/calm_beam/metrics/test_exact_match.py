@@ -2,7 +2,7 @@
 
 import pytest
 
-from calm_beam.metrics.exact_match import exact_match
+from calm_beam.metrics.squad import exact_match
 
 
 @pytest.mark.parametrize(

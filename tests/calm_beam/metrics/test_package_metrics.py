@@ -9,12 +9,10 @@ import hypothesis.strategies as st
 import pytest
 
 from calm_beam.extras import MissingExtraError
-from calm_beam.metrics import chrf as chrf_module
-from calm_beam.metrics import sentence_bleu as bleu_module
-from calm_beam.metrics.chrf import chrf
+from calm_beam.metrics import sacrebleu_scores
 from calm_beam.metrics.edit_distance import edit_distance
 from calm_beam.metrics.registry import METRICS
-from calm_beam.metrics.sentence_bleu import sentence_bleu
+from calm_beam.metrics.sacrebleu_scores import chrf, sentence_bleu
 
 _LETTERS = st.text("ab c", max_size=8)
 
@@ -107,8 +105,8 @@ def test_missing_packages_are_named(metric: object, module: str, name: str, monk
     """Without its package, a metric names the extra to install."""
     assert callable(metric)
     monkeypatch.setitem(sys.modules, module, None)
-    chrf_module._scorer.cache_clear()
-    bleu_module._scorer.cache_clear()
+    sacrebleu_scores._chrf_scorer.cache_clear()
+    sacrebleu_scores._bleu_scorer.cache_clear()
     with pytest.raises(MissingExtraError, match=rf'^the metric "{name}" needs {module} \(.*calm-beam\[metrics\]'):
         metric("a", ["b"])
 

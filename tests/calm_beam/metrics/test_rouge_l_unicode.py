@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.metrics.rouge_l import rouge_l
-from calm_beam.metrics.rouge_l_unicode import UnicodeTokenizer, rouge_l_unicode
+from calm_beam.metrics.rouge_l import UnicodeTokenizer, rouge_l, rouge_l_unicode
 from tests.calm_beam.metrics.test_rouge_l import expected_f_measure
 
 _TOKENIZER = UnicodeTokenizer()

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calm_beam.metrics.exact_match import exact_match, normalize_squad_text
-from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.metrics.squad import exact_match, normalize_squad_text, token_f1
 
 # Marks that, between words, belong to no number or formula.
 _MARKS_OF_WORDS = "".join(mark for mark in string.punctuation if mark not in "+*^=<>")

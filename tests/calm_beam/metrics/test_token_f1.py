@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.metrics.squad import token_f1
 
 _WORDS = st.lists(st.sampled_from(["red", "green", "blue"]), min_size=1, max_size=8)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calm_beam.metrics.registry import MetricError
-from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.metrics.squad import token_f1
 from calm_beam.model import EarlyExitT5
 from calm_beam.training.batches import choose_shapes, end_pairs
 from calm_beam.training.config import TrainingConfig

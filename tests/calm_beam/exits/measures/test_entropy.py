@@ -6,7 +6,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from calm_beam.exits.measures.entropy import entropy_confidence
+from calm_beam.exits.measures.built_in import entropy_confidence
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 

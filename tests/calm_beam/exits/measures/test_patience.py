@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.exits.measures.patience import share_in_agreement
+from calm_beam.exits.measures.built_in import share_in_agreement
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from calm_beam.exits.measures.softmax import softmax_gap
-from calm_beam.exits.measures.softmax_max import softmax_max
+from calm_beam.exits.measures.built_in import softmax_gap, softmax_max
 
 
 def _sorted_probabilities(logits: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.spatial.distance
 
-from calm_beam.exits.measures.state import hidden_state_saturation
+from calm_beam.exits.measures.built_in import hidden_state_saturation
 
 
 def test_it_is_the_cosine() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calm_beam.exits.measures.state import STATE
+from calm_beam.exits.measures.built_in import STATE
 from calm_beam.model.native import library
 
 pytestmark = pytest.mark.usefixtures("instruction_set")

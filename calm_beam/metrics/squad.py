@@ -1,9 +1,10 @@
-"""Exact match: whether two answers are equal, ignoring case, punctuation and articles.
+"""Answers to questions: exact match, and token-F1, the overlap of two answers as bags of words.
 
-Answers are compared under SQuAD's text normalisation, except that numbers keep signs and decimal points. Token-F1
-uses the same normalisation.
+Answers are compared under SQuAD's text normalisation, which ignores case, punctuation and articles, except that numbers
+keep signs and decimal points.
 """
 
+import collections
 import itertools
 import re
 import string
@@ -113,8 +114,43 @@ def exact_match(candidate: str, references: Sequence[str]) -> float:
     >>> exact_match("the Cat!", ["dog", "cat"])
     1.0
     """
-    return best_over_references(_score, candidate, references=references, sight=SQUAD_SIGHT)
+    return best_over_references(_is_match, candidate, references=references, sight=SQUAD_SIGHT)
 
 
-def _score(candidate: str, reference: str) -> float:
+def _is_match(candidate: str, reference: str) -> float:
     return float(normalize_squad_text(candidate) == normalize_squad_text(reference))
+
+
+def token_f1(candidate: str, references: Sequence[str]) -> float:
+    """Returns the F1 of precision and recall over words, best over references, under SQuAD's normalisation.
+
+    Official SQuAD differs only in numbers and formulas, where it drops signs and points, so that -5 equals 5, 3.14
+    equals 314 and x+y equals x-y (`normalize_squad_text`), and in texts without any word, which it takes for equal.
+    Here those are equal if they are so apart from white space around them.
+
+    Args:
+      candidate: The text to score.
+      references: At least one text.
+
+    Returns:
+      A score in [0, 1]. A text without any word scores 0 against one with words.
+
+    Raises:
+      TypeError: If `references` is a single string.
+      ValueError: If `references` is empty.
+
+    Source: Rajpurkar et al. (2016), "SQuAD", the official evaluation script's `f1_score`; the metric of CALM for
+    question answering.
+
+    >>> token_f1("the black cat", ["dog", "a cat"])
+    0.6666666666666666
+    """
+    return best_over_references(_f1, candidate, references=references, sight=SQUAD_SIGHT)
+
+
+def _f1(candidate: str, reference: str) -> float:
+    ours = normalize_squad_text(candidate).split()
+    theirs = normalize_squad_text(reference).split()
+    overlap = (collections.Counter(ours) & collections.Counter(theirs)).total()
+    # 2 P R / (P + R) with P = overlap / ours and R = overlap / theirs, rounded once.
+    return 2 * overlap / (len(ours) + len(theirs))

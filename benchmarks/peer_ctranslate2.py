@@ -2,8 +2,9 @@
 
 The same weights are given to both, and what CTranslate2 writes is compared with the full model's outputs here: the
 table says how many are equal. All are decoded greedily, in turns; of each the fastest round counts. CTranslate2 runs
-on one thread or on as many as there are cores, whichever was faster, and sorts its batches by length. Exits leave at a
-threshold that uses about a quarter of the layers; nobody has calibrated it.
+on one thread or on as many as there are cores, whichever was faster, and sorts its batches by length. Exits leave at
+`--threshold`, which a manifest has proved with its measure and exit layers; without it, at one that uses about a
+quarter of the layers, which nobody has calibrated.
 
     pip install ctranslate2
     python -m benchmarks.peer_ctranslate2 --checkpoint=model/ --data=validation.jsonl.gz
@@ -45,6 +46,9 @@ def main() -> None:
     parser.add_argument("--single_prompts", type=int, default=48, help="of those that are decoded one at a time")
     parser.add_argument("--max_decode_length", type=int, default=48)
     parser.add_argument("--measure", default="state")
+    parser.add_argument("--min_exit_layer", type=int, default=1)
+    parser.add_argument("--exit_interval", type=int, default=1)
+    parser.add_argument("--threshold", type=float, help="default: one that uses about a quarter of the layers")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--exit_head", choices=EXIT_HEADS, default="auto")
     flags = parser.parse_args()
@@ -52,11 +56,12 @@ def main() -> None:
     use_compilation_cache()
     task = read_task(flags, count=flags.prompts)
     few = dataclasses.replace(task, prompts=task.prompts[: flags.single_prompts])
-    rule = ExitRule(confidence=flags.measure)
-    threshold = searched(task, flags.measure, layers=0.25)
+    rule = ExitRule(confidence=flags.measure, min_exit_layer=flags.min_exit_layer, exit_interval=flags.exit_interval)
+    threshold = searched(task, flags.measure, layers=0.25) if flags.threshold is None else flags.threshold
     print(describe_machine())
     print(f"CTranslate2 {peer.__version__}; {len(task.prompts)} prompts, {len(few.prompts)} of them one at a time")
-    print(f"{flags.rounds} rounds; {flags.measure} exits at {threshold:.4f}", flush=True)
+    layers = ", ".join(map(str, rule.exit_layers(task.checkpoint.config.num_decoder_layers)))
+    print(f"{flags.rounds} rounds; {flags.measure} exits at {threshold:.4f}, from layers {layers}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         _specification(task.checkpoint).save(folder)
         for some, size in ((task, _MANY), (few, _ONE)):

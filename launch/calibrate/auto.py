@@ -223,13 +223,13 @@ def _candidates(depth: int, *, has_classifier: bool, decays: bool, tau: float | 
         ("static", 1, 1),
         ("softmax", 2 * quarter, quarter),
         *((name, quarter, quarter) for name in [*learned, "state"]),
+        ("softmax", 2 * quarter, 2 * quarter),
         ("softmax", 1, 1),
         *((name, 2 * quarter, quarter) for name in [*learned, "state"]),
         ("softmax", 3 * quarter, quarter),
         ("softmax", quarter, 2 * quarter),
         ("softmax", 2 * quarter, 1),
         *((name, 2, 1) for name in [*learned, "state"]),
-        ("softmax", 2 * quarter, 2 * quarter),
     ]
     seen = set()
     for measure, lowest, interval in tried:

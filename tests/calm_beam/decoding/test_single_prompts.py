@@ -174,6 +174,6 @@ def test_the_loop_decodes_what_native_code_has_no_whole_steps_for(rule: ExitRule
 @pytest.mark.skipif(not TUNED, reason="this machine has no native code that is taken by default")
 def test_the_loop_decodes_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the weights of a layer fit in no cache, XLA's loop decodes single prompts."""
-    monkeypatch.setattr(native_decoder, "_CACHED", 0)
+    monkeypatch.setattr(native_decoder, "CACHED_WEIGHTS", 0)
     branch = Branch.at(ExitRule(), 0.5, max_decode_length=STEPS)
     assert isinstance(single_prompt_decoder(_MODELS["t5"], branch, engine="native"), EarlyExitDecoder)

@@ -104,7 +104,7 @@ def _both_ways(
     rule: ExitRule, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> list[tuple[list[PromptResult], Work]]:
     """Returns the outputs with an exit test after every layer, and with as many layers run ahead as possible."""
-    monkeypatch.setattr(native_decoder, "_CACHED", 0)
+    monkeypatch.setattr(native_decoder, "CACHED_WEIGHTS", 0)
     found = []
     for most_ahead in (-1.0, float("inf")):
         monkeypatch.setattr(step, "_MOST_AHEAD", most_ahead)
@@ -152,7 +152,7 @@ def test_whole_steps_are_their_parts(rule: ExitRule, family: str, monkeypatch: p
     monkeypatch.setattr(step, "_MOST_AHEAD", -1.0)
     again, known_before, counts = [], [], []
     for cached in (1 << 18, 0):
-        monkeypatch.setattr(native_decoder, "_CACHED", cached)
+        monkeypatch.setattr(native_decoder, "CACHED_WEIGHTS", cached)
         again.append(_decoded(rule, checkpoint=model))
         known = [_known(result) for result in in_order(_decoder(rule, 0.9, model).decode(_PROMPTS), len(_PROMPTS))]
         decoder = _decoder(rule, 0.85, model)
@@ -249,7 +249,7 @@ def test_prompts_that_end_without_a_step_leave_nothing_behind() -> None:
 def test_layers_are_learned_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """At first every layer is tested; once almost no row exits, none is tested."""
     monkeypatch.setattr(step, "_MOST_AHEAD", 3.0)
-    monkeypatch.setattr(native_decoder, "_CACHED", 0)
+    monkeypatch.setattr(native_decoder, "CACHED_WEIGHTS", 0)
     decoder = _decoder(build_rule("static"), 1.0)
     asked = []
     run = step.SingleStep._run

@@ -36,7 +36,7 @@ def timed_steps() -> Iterator[tuple[dict[str, float], dict[str, int]]]:
     seconds, calls_of = collections.defaultdict[str, float](float), collections.defaultdict[str, int](int)
     with contextlib.ExitStack() as originals:
         # Native code takes whole steps otherwise, whose parts nobody can tell apart.
-        originals.enter_context(mock.patch.object(native_decoder, "_CACHED", 0))
+        originals.enter_context(mock.patch.object(native_decoder, "CACHED_WEIGHTS", 0))
         is_within: list[bool] = []
         for piece, functions in STEPS.items():
             for module, name in functions:

@@ -17,6 +17,7 @@ from calm_beam.launch.flags import UsageError
 from calm_beam.launch.train.prepare import read_rows
 from calm_beam.launch.train.request import TrainRequest
 from calm_beam.manifest import read_manifest
+from calm_beam.metrics import sacrebleu_scores
 from tests.calm_beam.calibration.builders import build_example
 from tests.data_files import write_parquet, write_tfrecord
 from tests.pipelines import SHORT_FLAGS, text_rows, without_time, write_model, write_rows, write_vocabulary
@@ -214,8 +215,8 @@ def test_missing_extras_are_named(
     for name in ("a.tfrecord", "a.txt"):
         pathlib.Path(name).write_text("a line\n")
     monkeypatch.setitem(sys.modules, module, None)
-    for metric in ("chrf", "sentence_bleu"):
-        __import__(f"calm_beam.metrics.{metric}", fromlist=["_scorer"])._scorer.cache_clear()
+    sacrebleu_scores._chrf_scorer.cache_clear()
+    sacrebleu_scores._bleu_scorer.cache_clear()
     assert main(["calibrate", f"--checkpoint={model}", f"--output={tmp_path / 'out'}", *flags]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -22,7 +22,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.thresholds import uniform_grid
 
 from .machine import describe_machine
-from .throughput import MAX_INPUT_LENGTH, Run, Task, batched, measured_gain, read_task, single
+from .throughput import MAX_INPUT_LENGTH, Run, Task, decoding, measured_gain, read_task
 
 _EPSILON = 0.05
 # First layer that may exit, and the distance to the next.
@@ -97,10 +97,7 @@ def _timed(task: Task, rule: ExitRule, threshold: float, *, sizes: list[int], ro
     for size in sizes:
         # One at a time, fewer take as long.
         some = dataclasses.replace(task, prompts=task.prompts[: 64 if size == 1 else None])
-        full, early = (
-            Run(decode=single(some, rule, at) if size == 1 else batched(some, rule, at, size=size)[0])
-            for at in (None, threshold)
-        )
+        full, early = (Run(decode=decoding(some, rule, at, size=size)) for at in (None, threshold))
         gains.append(f"{measured_gain(full, early, rounds=rounds):.2f}")
     return [f"{early.layers:.2f}", *gains]
 

@@ -17,12 +17,11 @@ import dataclasses
 import itertools
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import calm_beam as calm
 from calm_beam.checkpoints import Checkpoint, write_native
-from calm_beam.decoding.branches import BranchResult
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.settings import recorded_rule
 from calm_beam.exits.rule import ExitRule
@@ -31,14 +30,12 @@ from calm_beam.inputs.vocabularies.vocabulary import missing_sentinels
 from calm_beam.storage import open_input
 
 from .machine import describe_machine
-from .throughput import MAX_INPUT_LENGTH, Run, Task, batched, read_task, run_in_turns, single
+from .throughput import MAX_INPUT_LENGTH, Run, Task, decoding, gain_of, read_task, run_in_turns
 
 _EPSILON = 0.05
 # First layer that may exit, and the distance to the next.
 _LAYERS = "1:1,2:2,4:2,4:4"
 _PAPERS = ("softmax", 1, 1)
-# Prompts that are decoded one at a time: fewer take as long each.
-_SINGLE_PROMPTS = {False: 64, True: 24}
 # Fixed rules whose gains are measured again, in more rounds, after a first look at all.
 _MEASURED_AGAIN = 3
 
@@ -67,6 +64,7 @@ def main() -> None:
     parser.add_argument("--widened", action="store_true")
     parser.add_argument("--examples", type=int, default=1000, help="of --calibration_data, that calibrate")
     parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--single_prompts", type=int, default=64, help="of those that are decoded one at a time")
     parser.add_argument("--max_decode_length", type=int, default=48)
     parser.add_argument("--measures", default="softmax,state,static")
     parser.add_argument("--exits", default=_LAYERS, help="min_exit_layer:exit_interval, ...")
@@ -101,7 +99,9 @@ def main() -> None:
         for size in sizes:
             objective = "latency" if size == 1 else f"throughput:{size}"
             chosen = _calibrated(flags, data, model=model, exits="auto", objective=objective)
-            timings = Timings(task, size=size, is_widened=flags.widened)
+            # One at a time, fewer take as long each.
+            some = task.prompts[: flags.single_prompts if size == 1 else None]
+            timings = Timings(dataclasses.replace(task, prompts=some), size=size)
             _print_rows(chosen, by_hand=by_hand, timings=timings, rounds=flags.rounds)
 
 
@@ -121,19 +121,16 @@ def _written(checkpoint: Checkpoint, folder: pathlib.Path) -> str:
 class Timings:
     """How much faster than the full model ways of exiting decode the same prompts, each in turns with it."""
 
-    def __init__(self, task: Task, *, size: int, is_widened: bool) -> None:
+    def __init__(self, task: Task, *, size: int) -> None:
         """Keeps what is timed.
 
         Args:
           task: The prompts and the model.
           size: Prompts at a time.
-          is_widened: Whether the model has the paper's dimensions.
         """
         self.task, self.size = task, size
-        if size == 1:
-            self.task = dataclasses.replace(task, prompts=task.prompts[: _SINGLE_PROMPTS[is_widened]])
         # One decoder for all rules; its times are kept for each, since a machine is slower at some moments.
-        self._full = self._decoder(ExitRule(), None)
+        self._full = decoding(task, ExitRule(), None, size=size)
         self._runs: dict[Exits, tuple[Run, Run]] = {}
         self._rounds: dict[Exits, int] = {}
 
@@ -142,26 +139,22 @@ class Timings:
         if exits.threshold is None:
             return 1.0
         if exits not in self._runs:
-            full, early = Run(decode=self._full), Run(decode=self._decoder(exits.rule, exits.threshold))
-            run_in_turns([full, early], rounds=rounds)
-            self._runs[exits], self._rounds[exits] = (full, early), rounds
+            exiting = decoding(self.task, exits.rule, exits.threshold, size=self.size)
+            self._runs[exits], self._rounds[exits] = (Run(decode=self._full), Run(decode=exiting)), 0
+            # The first pass, which does not count.
+            run_in_turns(self._runs[exits], rounds=0)
         full, early = self._runs[exits]
-        for _ in range(rounds - self._rounds[exits]):
+        while self._rounds[exits] < rounds:
             full.once()
             early.once()
-        self._rounds[exits] = max(rounds, self._rounds[exits])
-        return full.seconds / full.tokens / (early.seconds / early.tokens)
+            self._rounds[exits] += 1
+        return gain_of(full, early)
 
     def layers(self, exits: Exits) -> float:
         """Returns the mean layers of a token, of what was timed before."""
         if exits.threshold is None:
             return float(self.task.checkpoint.config.num_decoder_layers)
         return self._runs[exits][1].layers
-
-    def _decoder(self, rule: ExitRule, threshold: float | None) -> Callable[[], dict[int, BranchResult]]:
-        if self.size == 1:
-            return single(self.task, rule, threshold)
-        return batched(self.task, rule, threshold, size=self.size)[0]
 
 
 def _print_head(task: Task) -> None:

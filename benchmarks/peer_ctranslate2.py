@@ -31,7 +31,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 
 from .machine import describe_machine
-from .throughput import MAX_INPUT_LENGTH, Run, Task, batched, read_task, run_in_turns, searched, single
+from .throughput import MAX_INPUT_LENGTH, Run, Task, decoding, read_task, run_in_turns, searched
 
 _ONE, _MANY = 1, 64
 
@@ -69,13 +69,9 @@ def main() -> None:
                 f"CTranslate2, {kind}": _fastest(peer, folder, some, kind=kind, size=size)
                 for kind in ("float32", "int8")
             }
-            ways["full model"] = Run(decode=_here(some, ExitRule(), None, size=size))
-            ways[f"{flags.measure} exits"] = Run(decode=_here(some, rule, threshold, size=size))
+            ways["full model"] = Run(decode=decoding(some, ExitRule(), None, size=size))
+            ways[f"{flags.measure} exits"] = Run(decode=decoding(some, rule, threshold, size=size))
             _print_table(ways, size=size, rounds=flags.rounds)
-
-
-def _here(task: Task, rule: ExitRule, threshold: float | None, *, size: int) -> Callable[[], dict[int, BranchResult]]:
-    return single(task, rule, threshold) if size == 1 else batched(task, rule, threshold, size=size)[0]
 
 
 def _print_table(ways: Mapping[str, Run], *, size: int, rounds: int) -> None:

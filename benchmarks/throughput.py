@@ -168,6 +168,13 @@ def single(task: Task, rule: ExitRule, threshold: float | None) -> Callable[[], 
     return lambda: dict(decoder.decode(task.prompts))
 
 
+def decoding(
+    task: Task, rule: ExitRule, threshold: float | None, *, size: int
+) -> Callable[[], dict[int, BranchResult]]:
+    """Returns what decodes all prompts, so many at a time; single prompts have a decoder of their own."""
+    return single(task, rule, threshold) if size == 1 else batched(task, rule, threshold, size=size)[0]
+
+
 def _print_row(task: Task, measure: str, threshold: float, *, size: int, rounds: int) -> None:
     rule = ExitRule(confidence=measure)
     if size == 1:
@@ -210,6 +217,11 @@ def run_in_turns(runs: Sequence[Run], *, rounds: int) -> None:
 def measured_gain(full: Run, early: Run, *, rounds: int) -> float:
     """Returns how many times the full model's tokens a second exits give, both decoded in turns after a first pass."""
     run_in_turns([full, early], rounds=rounds)
+    return gain_of(full, early)
+
+
+def gain_of(full: Run, early: Run) -> float:
+    """Returns how many times the full model's tokens a second exits gave, both in their fastest round."""
     return full.seconds / full.tokens / (early.seconds / early.tokens)
 
 

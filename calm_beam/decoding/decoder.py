@@ -34,7 +34,7 @@ from .device_groups import device_groups, placed
 from .engine import Work
 from .engine_choice import Machine, chosen_engine, near_ties_of
 from .memory import Budget, check_devices, choose_budget, return_freed_memory
-from .settings import check_fits
+from .settings import check_decodable
 from .weights import Weights
 
 _LOGGER = logging.getLogger(__name__)
@@ -313,7 +313,7 @@ class Decoder:
         """
         config, steps = checkpoint.config, len(branches[0].thresholds)
         self._rules = [branch.rule for branch in branches]
-        check_fits(
+        check_decodable(
             config,
             self._rules,
             max_decode_length=steps,

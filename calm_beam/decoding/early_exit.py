@@ -32,7 +32,7 @@ from .branches import Branch, BranchResult, EndsOutput, is_end
 from .compilation import compiled, members_by_width
 from .device_groups import device_groups, placed
 from .engine_choice import Machine, chosen_engine
-from .settings import check_fits
+from .settings import check_decodable
 
 
 class EarlyExitDecoder:
@@ -79,7 +79,7 @@ class EarlyExitDecoder:
         """
         rule = branch.rule
         rule.check_served()
-        check_fits(
+        check_decodable(
             checkpoint.config,
             [rule],
             max_decode_length=len(branch.thresholds),

@@ -123,7 +123,7 @@ def check_sizes(**sizes: int | None) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
-def check_fits(
+def check_decodable(
     config: ModelConfig,
     rules: Sequence[ExitRule],
     *,
@@ -131,7 +131,7 @@ def check_fits(
     max_input_length: int,
     **sizes: int | None,
 ) -> None:
-    """Checks that a model has what a decoder is to do with it.
+    """Checks that a model can be decoded by some exit rules, at some sizes of prompts and outputs.
 
     Args:
       config: Sizes of the model.

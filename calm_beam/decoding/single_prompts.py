@@ -24,7 +24,7 @@ from .early_exit import EarlyExitDecoder
 from .engine import Slots
 from .engine_choice import Machine, single_prompt_engine
 from .kv_cache import SingleBranches
-from .settings import check_fits
+from .settings import check_decodable
 from .weights import Weights
 
 
@@ -62,7 +62,7 @@ class NativeLoop:
         assert engine.name == "native"
         config, rule, steps = checkpoint.config, branch.rule, len(branch.thresholds)
         rule.check_served()
-        check_fits(config, [rule], max_decode_length=steps, max_input_length=max_input_length)
+        check_decodable(config, [rule], max_decode_length=steps, max_input_length=max_input_length)
         self._branch, self._max_input_length, self._ends_output = branch, max_input_length, ends_output
         self._branch_rules = Branches.of([rule], layers=config.num_decoder_layers)
         self._group, *_ = device_groups(config)

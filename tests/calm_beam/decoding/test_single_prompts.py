@@ -14,6 +14,7 @@ from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.single_prompts import NativeLoop, single_prompt_decoder
 from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import EngineRecord
 from calm_beam.model import native_decoder
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
@@ -39,6 +40,7 @@ _RULES = (
     ExitRule(confidence="static"),
 )
 _PROMPTS = build_prompts(4, 9, 1, 30, 64, 6, 2, 13)
+_NATIVE = EngineRecord(name="native", instructions=None, head="exact", prefill="native")
 _FIELDS = ("tokens", "exit_layers", "confidences", "max_rejected_confidence", "length", "is_finite")
 
 
@@ -146,13 +148,14 @@ def test_an_unknown_id_is_not_finite() -> None:
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     """Sizes below 1 are refused."""
     with pytest.raises(ValueError, match=message):
-        single_prompt_decoder(_MODELS["t5"], Branch.at(ExitRule(), 0.5, max_decode_length=STEPS), **changes)
+        NativeLoop(_MODELS["t5"], Branch.at(ExitRule(), 0.5, max_decode_length=STEPS), engine=_NATIVE, **changes)
 
 
 def test_rules_that_need_the_full_model_are_refused() -> None:
     """A rule that runs every layer anyway is refused."""
+    branch = Branch.at(ExitRule(confidence="oracle"), 0.5, max_decode_length=STEPS)
     with pytest.raises(ValueError, match="nothing can be skipped with confidence 'oracle'"):
-        single_prompt_decoder(_MODELS["t5"], Branch.at(ExitRule(confidence="oracle"), 0.5, max_decode_length=STEPS))
+        NativeLoop(_MODELS["t5"], branch, engine=_NATIVE)
 
 
 def test_xla_has_its_own_loop() -> None:

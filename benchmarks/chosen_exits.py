@@ -1,9 +1,9 @@
 """Exits that `calibrate` chooses, next to softmax at every layer and the best fixed rule found by hand.
 
 For each objective (single prompts, and batches of each size) the default of `calibrate` is calibrated on the first
-examples of `--calibration_data`. So is each fixed rule. All are decoded on other prompts, in turns with the full model,
-and the fastest fixed rules again in more rounds; of each the fastest round counts. The best by hand is the fixed rule
-that was fastest on those very prompts, which is more than could be known beforehand.
+examples of `--calibration_data`. So is each fixed rule. All are decoded on prompts of `--data`, in turns with the full
+model, and the fastest fixed rules again in more rounds; of each the fastest round counts. The best by hand is the fixed
+rule that was fastest there. It and the chosen one are then timed on further prompts of `--data`.
 
     python -m benchmarks.chosen_exits --checkpoint=model/ --calibration_data=validation.jsonl.gz --data=test.jsonl.gz
 
@@ -63,8 +63,8 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--widened", action="store_true")
     parser.add_argument("--examples", type=int, default=1000, help="of --calibration_data, that calibrate")
-    parser.add_argument("--prompts", type=int, default=256)
-    parser.add_argument("--single_prompts", type=int, default=64, help="of those that are decoded one at a time")
+    parser.add_argument("--prompts", type=int, default=512, help="to find the best by hand, and as many to time it")
+    parser.add_argument("--single_prompts", type=int, default=96, help="as many, where one is decoded at a time")
     parser.add_argument("--max_decode_length", type=int, default=48)
     parser.add_argument("--measures", default="softmax,state,static")
     parser.add_argument("--exits", default=_LAYERS, help="min_exit_layer:exit_interval, ...")
@@ -76,10 +76,12 @@ def main() -> None:
     flags = parser.parse_args()
     flags.exit_head = "auto"
     use_compilation_cache()
-    task = read_task(flags, count=flags.prompts)
+    task = read_task(flags, count=2 * flags.prompts)
     sizes = [int(size) for size in flags.batches.split(",")]
     print(describe_machine())
-    print(f"{flags.examples} examples calibrate; {len(task.prompts)} prompts, {flags.rounds} rounds")
+    print(
+        f"{flags.examples} examples calibrate; twice {len(task.prompts) // 2} prompts are timed, {flags.rounds} rounds"
+    )
     with tempfile.TemporaryDirectory() as folder:
         data = pathlib.Path(folder) / "examples.jsonl"
         with open_input(flags.calibration_data) as raw:
@@ -100,9 +102,12 @@ def main() -> None:
             objective = "latency" if size == 1 else f"throughput:{size}"
             chosen = _calibrated(flags, data, model=model, exits="auto", objective=objective)
             # One at a time, fewer take as long each.
-            some = task.prompts[: flags.single_prompts if size == 1 else None]
-            timings = Timings(dataclasses.replace(task, prompts=some), size=size)
-            _print_rows(chosen, by_hand=by_hand, timings=timings, rounds=flags.rounds)
+            count = flags.single_prompts if size == 1 else len(task.prompts) // 2
+            found_on, timings = (
+                Timings(dataclasses.replace(task, prompts=task.prompts[start : start + count]), size=size)
+                for start in (0, count)
+            )
+            _print_rows(chosen, by_hand=by_hand, found_on=found_on, timings=timings, rounds=flags.rounds)
 
 
 def _written(checkpoint: Checkpoint, folder: pathlib.Path) -> str:
@@ -148,13 +153,16 @@ class Timings:
             full.once()
             early.once()
             self._rounds[exits] += 1
-        return gain_of(full, early)
+        # Static layers up to the last one are the full model.
+        return 1.0 if exits.rule.confidence == "static" and self.layers(exits) == self._depth else gain_of(full, early)
 
     def layers(self, exits: Exits) -> float:
         """Returns the mean layers of a token, of what was timed before."""
-        if exits.threshold is None:
-            return float(self.task.checkpoint.config.num_decoder_layers)
-        return self._runs[exits][1].layers
+        return float(self._depth) if exits.threshold is None else self._runs[exits][1].layers
+
+    @property
+    def _depth(self) -> int:
+        return self.task.checkpoint.config.num_decoder_layers
 
 
 def _print_head(task: Task) -> None:
@@ -178,16 +186,25 @@ def _print_rows(
     chosen: Mapping[tuple[str, float], Exits],
     *,
     by_hand: Mapping[tuple[str, int, int], Mapping[tuple[str, float], Exits]],
+    found_on: Timings,
     timings: Timings,
     rounds: int,
 ) -> None:
-    """Prints a row for each promise."""
+    """Prints a row for each promise.
+
+    Args:
+      chosen: What `calibrate` chose, by promise.
+      by_hand: What was proved of each fixed rule, by promise.
+      found_on: Prompts on which the best fixed rule is found.
+      timings: Prompts on which it is timed, next to what was chosen.
+      rounds: Rounds of each.
+    """
     depth = timings.task.checkpoint.config.num_decoder_layers
     for promise, exits in chosen.items():
-        first_look = {rule: timings.gain(found[promise], rounds=1) for rule, found in by_hand.items()}
+        first_look = {rule: found_on.gain(found[promise], rounds=1) for rule, found in by_hand.items()}
         fastest = sorted(first_look, key=first_look.__getitem__)[-_MEASURED_AGAIN:]
-        hands = {rule: timings.gain(by_hand[rule][promise], rounds=rounds) for rule in fastest}
-        best = max(hands, key=hands.__getitem__)
+        best = max(fastest, key=lambda rule: found_on.gain(by_hand[rule][promise], rounds=rounds))
+        of_best = timings.gain(by_hand[best][promise], rounds=rounds)
         gain = timings.gain(exits, rounds=rounds)
         cells = (
             timings.size,
@@ -198,8 +215,8 @@ def _print_rows(
             f"{gain:.2f}",
             f"{timings.gain(by_hand[_PAPERS][promise], rounds=rounds):.2f}" if _PAPERS in by_hand else "",
             by_hand[best][promise].in_words(depth),
-            f"{hands[best]:.2f}",
-            f"{gain / hands[best]:.2f}",
+            f"{of_best:.2f}",
+            f"{gain / of_best:.2f}",
         )
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 

@@ -159,9 +159,9 @@ def rows_of(
     return tuple(rows)
 
 
-def asked_of(spec: PlannedTest) -> dict[str, Any]:
+def asked_of(test: PlannedTest | Calibration | RiskRow) -> dict[str, Any]:
     """Returns the columns of a risk table that identify a guarantee, with their values."""
-    return {name: getattr(spec, name) for name in ("consistency", "metric", "loss", "delta", "epsilon", "group")}
+    return {name: getattr(test, name) for name in ("consistency", "metric", "loss", "delta", "epsilon", "group")}
 
 
 def choose_thresholds(

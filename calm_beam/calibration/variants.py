@@ -14,7 +14,7 @@ from calm_beam.decoding.settings import DecodeSettings, settings_of_variant
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.token_cost import TokenCost
-from calm_beam.manifest import CostRecord, Plan, PlannedTest, Variant
+from calm_beam.manifest import EACH_VARIANT, Calibration, CostRecord, PathEntry, Plan, PlannedTest, Variant
 from calm_beam.outputs import OutputsError
 from calm_beam.outputs.metric_checks import Contrast, largest_unseen
 from calm_beam.outputs.totals import CalibrationTotals
@@ -217,6 +217,57 @@ def _each_rows(
                 place += 1
                 of_variant[at] = dataclasses.replace(row, place=place)
     return [row for of_variant in rows for row in of_variant]
+
+
+def proved_by_variant(entry: Calibration) -> tuple[PathEntry, ...]:
+    """Returns the last threshold proved safe of every variant, in the order of the path; the chosen one is last.
+
+    Any of them may be promised in place of the chosen one, whatever decides: where each variant was tested by itself,
+    all that was found safe holds together. Empty where nothing is promised, where a part of the set chose the path, and
+    where a holdout has confirmed the choice.
+    """
+    if entry.procedure != EACH_VARIANT or entry.chosen is None or entry.confirmation is not None:
+        return ()
+    last = {step.variant: step for step in entry.path if step.rejected}
+    return tuple(last.values())
+
+
+def promising(entry: Calibration, variant: Variant) -> Calibration:
+    """Returns an entry that promises another variant, at the last threshold proved safe of it.
+
+    The tests are the same; those of the variant come last. Thresholds by position are left out, since they depend on
+    decoding settings (`publish.with_positions`), and so is the mean loss over examples where clusters are units.
+
+    Args:
+      entry: The entry.
+      variant: A variant of `proved_by_variant`.
+    """
+    path = sorted(entry.path, key=lambda step: step.variant == variant)
+    last = next(step for step in reversed(path) if step.rejected)
+    return dataclasses.replace(
+        entry,
+        path=tuple(path),
+        threshold=last.threshold,
+        variant=last.variant,
+        layers=last.layers,
+        risk=last.risk,
+        threshold_by_position=None,
+        rule=None,
+        example_risk=None,
+    )
+
+
+def with_places_of(rows: Sequence[RiskRow], entries: Sequence[Calibration]) -> tuple[RiskRow, ...]:
+    """Returns the rows of a risk table with the places that thresholds have on the paths of entries."""
+    places = {
+        (*asked_of(entry).values(), *step.tested_as): place
+        for entry in entries
+        for place, step in enumerate(entry.path, start=1)
+    }
+    return tuple(
+        dataclasses.replace(row, place=places.get((*asked_of(row).values(), row.threshold, row.variant)))
+        for row in rows
+    )
 
 
 def _costs(layers: Sequence[float], variants: Sequence[Variant], costs: VariantCosts | None) -> list[float]:

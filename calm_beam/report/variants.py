@@ -196,7 +196,7 @@ def _lead_of_each(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Mani
         f"the safest threshold down to the first that could not be proved safe at ε / {variants} = "
         f"{entry.epsilon / variants:.4g}; {len(entry.path)} of {len(rows)} pairs of variant and threshold were tested, "
         f"and {accepted} {'was' if accepted == 1 else 'were'} proved safe. The variants are in the order of what a "
-        f"token costs at their last safe threshold, the cheapest last. Tested by {entry.p_value}."
+        f"token costs at their last safe threshold; the promised one is last. Tested by {entry.p_value}."
         f"{confirmation_of_test(entry)} {_NAMES}"
     )
 

@@ -1,10 +1,18 @@
-"""Speed of promised thresholds, measured in alternation with the full model after the manifest is published."""
+"""Speed of proved thresholds, measured in alternation with the full model after the manifest is published.
+
+Of several variants that were proved safe together, the fastest is promised. Before, one was chosen by the cost of a
+token, which leaves out the rest of its batch: a layer costs nearly as much for few rows as for many, and only with
+static layers do all rows of a batch exit together.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from calm_beam.calibration.pareto import PARTS
+from calm_beam.calibration.publish import EarlierResult, publish, read_failures, with_positions
+from calm_beam.calibration.result import RiskRow, read_risk_table
+from calm_beam.calibration.variants import VariantCosts, promising, proved_by_variant, with_places_of
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.decoding.compilation import members_by_width, use_compilation_cache
 from calm_beam.decoding.settings import DecodeSettings, recorded_rule, settings_of_variant
@@ -13,7 +21,8 @@ from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.progress import shown_progress, timing_in
-from calm_beam.manifest import MANIFEST, Calibration, Manifest, SpeedRecord, Variant, write_manifest
+from calm_beam.manifest import MANIFEST, Calibration, Manifest, PathEntry, SpeedRecord, Variant, write_manifest
+from calm_beam.manifest.files import RISK_TABLE
 from calm_beam.outputs.prepared import PreparedSweep
 from calm_beam.storage import joined
 from calm_beam.text import counted
@@ -24,26 +33,34 @@ from .request import CalibrateRequest
 from .run import CalibrationRun
 from .sources import DecodedSource
 
-# Most prompts and seconds of a measurement, for each batch size.
-_PROMPTS, _SECONDS = 256, 3.0
+# Most prompts of a measurement; and most seconds, with the batch size of the objective and with another one.
+_PROMPTS, _SECONDS, _OTHER_SECONDS = 256, 3.0, 1.5
+# At least this many batches, where they are larger.
+_BATCHES = 2
 # Most rules that are timed, since each has to be compiled; thresholds of one rule share its compilation.
 _RULES = 3
+# Most variants of a promise that are compared by their speed, the cheapest by the cost of a token; and the most seconds
+# of this, for all promises together.
+_RIVALS, _RIVALS_SECONDS = 4, 1.5
 _Way = tuple[Variant | None, float]
 
 
 def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateRequest) -> Manifest:
     """Returns the manifest with the speeds of its promises, and publishes it in place of itself.
 
-    A threshold that is slower than the full model, in the quantity that exits should save, is no longer promised: never
-    exiting is safe whatever was proved. Confirmed promises stay.
+    Where native code serves, each promise is about the fastest of its variants that were proved safe; other engines
+    would compile each of them. A threshold that is slower than the full model, in the quantity that exits should save,
+    is no longer promised: never exiting is safe whatever was proved. Confirmed promises stay.
 
     Args:
       run: The run that made the manifest, on this machine.
       manifest: A manifest whose exits were chosen by seconds.
       request: The request of the run.
+
+    Raises:
+      PipelineError: If another run has published meanwhile.
     """
-    ways = _timed(manifest)
-    if not ways:
+    if not _timed(manifest):
         return manifest
     assert isinstance(run.source, DecodedSource)
     use_compilation_cache()
@@ -51,23 +68,85 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     declared = Declared(activation=asked.activation, relative_max_distance=asked.relative_max_distance)
     # Loaded again, since a sweep runs without its arrays (`PreparedSweep` leaves them to workers).
     sweep = dataclasses.replace(run.source.sweep, checkpoint=load_checkpoint(asked.model, declared=declared))
-    prompts = _of_one_width(
-        first_prompts(request, sweep, count=_PROMPTS, parts=PARTS, selection_share=None), sweep.settings
-    )
     batch = request.objective_batch
+    count = max(_PROMPTS, _BATCHES * batch)
+    prompts = _of_one_width(
+        first_prompts(request, sweep, count=count, parts=PARTS, selection_share=None), sweep.settings
+    )
+    found = _with_fastest(sweep, manifest, prompts, batch=batch)
+    ways = _timed(found)
     speeds = [
         speed
         for size in (batch, *_also(sweep, batch=batch))
-        for speed in _speeds(sweep, manifest, prompts, ways=ways, batch=size)
+        for speed in _speeds(
+            sweep, found, prompts, ways=ways, batch=size, most_seconds=_SECONDS if size == batch else _OTHER_SECONDS
+        )
     ]
     slow = {place for speed in speeds if speed.batch == batch and speed.factor < 1 for place in speed.calibrations}
     entries = tuple(
         _never(entry, layers=manifest.model.layers) if place in slow and entry.confirmation is None else entry
-        for place, entry in enumerate(manifest.calibrations)
+        for place, entry in enumerate(found.calibrations)
     )
-    found = dataclasses.replace(manifest, calibrations=entries, speeds=tuple(speeds))
-    write_manifest(found, joined(run.output, MANIFEST), overwrite=True)
+    found = dataclasses.replace(found, calibrations=entries, speeds=tuple(speeds))
+    _publish_again(run, found, earlier=manifest)
     return found
+
+
+def _publish_again(run: CalibrationRun, manifest: Manifest, *, earlier: Manifest) -> None:
+    """Publishes a manifest in place of an earlier one of the same run, and its risk table if paths have changed."""
+    if [entry.path for entry in manifest.calibrations] == [entry.path for entry in earlier.calibrations]:
+        write_manifest(manifest, joined(run.output, MANIFEST), overwrite=True)
+        return
+    rows = read_risk_table(joined(run.output, RISK_TABLE), RiskRow)
+    publish(
+        run.output,
+        manifest,
+        rows=with_places_of(rows, manifest.calibrations),
+        failures=read_failures(run.output),
+        earlier=EarlierResult.found_in(run.output),
+    )
+
+
+def _with_fastest(
+    sweep: PreparedSweep, manifest: Manifest, prompts: Sequence[Sequence[int]], *, batch: int
+) -> Manifest:
+    """Returns the manifest with every promise about the fastest of its variants that were proved safe."""
+    rivals = _rivals(manifest, sweep)
+    serving = Serving.of(sweep, batch=batch)
+    if not any(len(steps) > 1 for steps in rivals) or serving.engine().name != "native":
+        return manifest
+    ways = list(dict.fromkeys(step.tested_as[::-1] for steps in rivals if len(steps) > 1 for step in steps))
+    say(f"speed: comparing {counted(len(ways), 'threshold')} that {'was' if len(ways) == 1 else 'were'} proved safe")
+    found = _measured(sweep, serving, prompts, ways=ways, most_seconds=_RIVALS_SECONDS)
+    entries = []
+    for entry, steps in zip(manifest.calibrations, rivals, strict=True):
+        if len(steps) > 1:
+            fastest = max(steps, key=lambda step: found[step.variant, step.threshold].factor.mean)
+            assert fastest.variant is not None
+            if fastest.variant != entry.variant:
+                settings = settings_of_variant(sweep.settings, fastest.variant)
+                entry = with_positions(promising(entry, fastest.variant), settings)
+        entries.append(entry)
+    return dataclasses.replace(manifest, calibrations=tuple(entries))
+
+
+def _rivals(manifest: Manifest, sweep: PreparedSweep) -> list[list[PathEntry]]:
+    """Returns for each promise the proved thresholds that its speed is compared of, at most one of each variant."""
+    assert manifest.cost is not None
+    costs = VariantCosts.of_record(manifest.cost, rule=sweep.settings.rule, layers=manifest.model.layers)
+
+    def cost(step: PathEntry) -> float:
+        assert step.variant is not None
+        return costs.at_mean(step.layers, step.variant)
+
+    # The manifest has the mean loss over examples, where clusters are units, of the chosen variant alone.
+    is_open = manifest.data.clusters is None
+    return [
+        sorted((step for step in proved_by_variant(entry) if cost(step) < costs.full()), key=cost)[:_RIVALS]
+        if is_open
+        else []
+        for entry in manifest.calibrations
+    ]
 
 
 def _of_one_width(prompts: Sequence[Sequence[int]], settings: DecodeSettings) -> list[Sequence[int]]:
@@ -102,7 +181,13 @@ def _also(sweep: PreparedSweep, *, batch: int) -> tuple[int, ...]:
 
 
 def _speeds(
-    sweep: PreparedSweep, manifest: Manifest, prompts: Sequence[Sequence[int]], *, ways: list[_Way], batch: int
+    sweep: PreparedSweep,
+    manifest: Manifest,
+    prompts: Sequence[Sequence[int]],
+    *,
+    ways: list[_Way],
+    batch: int,
+    most_seconds: float,
 ) -> list[SpeedRecord]:
     """Returns the speed of each way of exiting at a batch size."""
     serving = Serving.of(sweep, batch=batch)
@@ -111,20 +196,33 @@ def _speeds(
         f"{'one at a time' if batch == 1 else f'in batches of {batch}'}"
     )
 
+    found = _measured(sweep, serving, prompts, ways=ways, most_seconds=most_seconds)
+    return [_record(manifest, way, speedup, serving=serving) for way, speedup in found.items()]
+
+
+def _measured(
+    sweep: PreparedSweep,
+    serving: Serving,
+    prompts: Sequence[Sequence[int]],
+    *,
+    ways: Sequence[_Way],
+    most_seconds: float,
+) -> dict[_Way, Speedup]:
+    """Returns the speedup of each way of exiting over the full model."""
+
     def rule(variant: Variant | None) -> ExitRule:
         return (sweep.settings if variant is None else settings_of_variant(sweep.settings, variant)).rule
 
     with shown_progress(enabled=True) as progress:
-        found = measure_speedups(
+        return measure_speedups(
             serving.decoder(ExitRule(confidence="static"), None),
             {(variant, threshold): serving.decoder(rule(variant), threshold) for variant, threshold in ways},
             prompts=prompts,
             max_input_length=sweep.settings.max_input_length,
-            together=batch,
-            most_seconds=_SECONDS,
+            together=serving.batch,
+            most_seconds=most_seconds,
             on_decoded=timing_in(progress),
         )
-    return [_record(manifest, way, speedup, serving=serving) for way, speedup in found.items()]
 
 
 def _record(manifest: Manifest, way: _Way, speedup: Speedup, *, serving: Serving) -> SpeedRecord:

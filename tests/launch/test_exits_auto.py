@@ -12,8 +12,10 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 import calm_beam as calm
+from calm_beam.calibration.result import RiskRow, read_risk_table
 from calm_beam.errors import UsageError
-from calm_beam.evaluation.serving_speed import Serving, measured_cost
+from calm_beam.evaluation.performance import Estimate
+from calm_beam.evaluation.serving_speed import Serving, Speedup, measured_cost
 from calm_beam.exits.measures import Need
 from calm_beam.exits.token_cost import TokenCost
 from calm_beam.launch.calibrate import flag_parsers
@@ -74,7 +76,47 @@ def test_seconds_are_measured_and_kept(
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
     again = read_manifest(tmp_path / "out" / "manifest.json")
     assert (again.cost, again.plan) == (manifest.cost, manifest.plan)
-    assert [entry.path for entry in again.calibrations] == [entry.path for entry in manifest.calibrations]
+    # The fastest variant, as measured again, comes last.
+    for entry, before in zip(again.calibrations, manifest.calibrations, strict=True):
+        assert set(entry.path) == set(before.path)
+
+
+@pytest.mark.parametrize("fastest", ["softmax", "static"])
+def test_the_fastest_of_what_was_proved_is_promised(
+    fastest: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the variants that were proved, the one measured fastest is promised; manifest and risk table agree."""
+
+    def measured(_: object, early: dict[tuple[Variant, float], object], **settings: Any) -> dict[object, Speedup]:
+        taken = len(settings["prompts"])
+        return {
+            way: Speedup(
+                factor=Estimate(mean=2.0 if way[0].confidence == fastest else 1.5, standard_error=0.1, prompts=taken),
+                seconds=0.5,
+                full_seconds=1.0,
+                prompts=taken,
+            )
+            for way in early
+        }
+
+    monkeypatch.setattr("calm_beam.launch.calibrate.speed.measure_speedups", measured)
+    # Any exit pays by the declared cost, so that all that was proved is compared.
+    cost = TokenCost(layers=2, layer=1e-3, output=1e-6, tests={Need.LOGITS: 1e-6, Need.STATES: 1e-6})
+    monkeypatch.setattr("calm_beam.evaluation.serving_speed.measured_cost", lambda *_, **__: cost)
+    output = tmp_path / "out"
+    assert _calibrate(model, data, output, "--consistency=textual", "--delta=0.6", "--engine=native") == 0
+    manifest = read_manifest(output / "manifest.json")
+    (entry,) = manifest.calibrations
+    proved = {step.variant.confidence for step in entry.path if step.rejected and step.variant is not None}
+    assert proved == {"softmax", "static"}
+    assert entry.variant is not None
+    assert entry.rule is not None
+    assert (entry.variant.confidence, entry.rule.confidence) == (fastest, fastest)
+    assert {speed.factor for speed in manifest.speeds or ()} == {2.0}
+    rows = read_risk_table(output / "risk_table.csv", RiskRow)
+    tested = sorted((row for row in rows if row.place is not None), key=lambda row: row.place or 0)
+    assert [(row.threshold, row.variant) for row in tested] == [step.tested_as for step in entry.path]
+    assert (output / "report.html").is_file()
 
 
 def test_a_busy_machine_is_told(

@@ -10,7 +10,14 @@ import pytest
 from calm_beam.calibration.pareto import CHOOSING, TESTING, pareto_calibration
 from calm_beam.calibration.plan import group_of, layout_of, part_of_unit, promise_of
 from calm_beam.calibration.result import RiskRow, choose_thresholds, read_risk_table, risk_table_text
-from calm_beam.calibration.variants import VariantCosts, variant_rows, whole_of
+from calm_beam.calibration.variants import (
+    VariantCosts,
+    promising,
+    proved_by_variant,
+    variant_rows,
+    whole_of,
+    with_places_of,
+)
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
@@ -219,6 +226,46 @@ def test_what_costs_no_less_than_the_full_model_is_not_promised(share: float | N
     (entry,) = choose_thresholds(rows, one, num_layers=8, full_cost=last.cost)
     assert (entry.threshold, entry.variant, entry.layers, entry.pays) == (None, None, 8, False)
     assert any(step.rejected for step in entry.path)
+
+
+def test_any_variant_that_was_proved_may_be_promised() -> None:
+    """Another variant's last proved threshold is promised by the same tests; the risk table follows the path."""
+    plan = _of_cost(None)
+    rows = variant_rows(_totals(plan, 0), plan, num_layers=8)[:_PLACES]
+    (entry,) = choose_thresholds(rows, dataclasses.replace(plan, tests=plan.tests[:1]), num_layers=8)
+    proved = proved_by_variant(entry)
+    assert len(proved) == len({step.variant for step in proved}) > 1
+    assert proved[-1].tested_as == (entry.threshold, entry.variant)
+    for step in proved:
+        assert step.variant is not None
+        found = promising(entry, step.variant)
+        assert (found.threshold, found.variant, found.layers, found.risk) == (*step.tested_as, step.layers, step.risk)
+        # Of one variant, thresholds stay in the order in which they were tested.
+        assert sorted(found.path, key=entry.path.index) == list(entry.path)
+        of_variant = [each for each in found.path if each.variant == step.variant]
+        assert found.path[-len(of_variant) :] == tuple(each for each in entry.path if each.variant == step.variant)
+        places = {(row.threshold, row.variant): row.place for row in with_places_of(rows, [found]) if row.place}
+        assert places == {each.tested_as: place for place, each in enumerate(found.path, start=1)}
+        # A threshold is the lowest of its variant that was proved.
+        assert step.threshold == min(each.threshold for each in of_variant if each.rejected)
+    assert with_places_of(rows, [entry]) == tuple(rows)
+
+
+def test_only_what_holds_together_may_be_promised_instead() -> None:
+    """Where a part of the set chose the path, nothing was proved, or a holdout confirmed, the choice stays."""
+    plan = _of_cost(0.3)
+    rows = variant_rows(_totals(plan, 0), plan, num_layers=8)[:_PLACES]
+    (chosen_by_part,) = choose_thresholds(rows, dataclasses.replace(plan, tests=plan.tests[:1]), num_layers=8)
+    assert chosen_by_part.threshold is not None
+    assert proved_by_variant(chosen_by_part) == ()
+    plan = _of_cost(None)
+    rows = variant_rows(_totals(plan, 0), plan, num_layers=8, costs=_COSTS)[:_PLACES]
+    one = dataclasses.replace(plan, tests=plan.tests[:1])
+    (unpaid,) = choose_thresholds(rows, one, num_layers=8, full_cost=0.0)
+    assert (unpaid.pays, proved_by_variant(unpaid)) == (False, ())
+    (entry,) = choose_thresholds(rows, one, num_layers=8)
+    assert proved_by_variant(entry)
+    assert proved_by_variant(dataclasses.replace(entry, confirmation=(entry.chosen,))) == ()
 
 
 def test_failures_of_all_variants_are_listed() -> None:

@@ -2,8 +2,8 @@
 
 For each objective (single prompts, and batches of each size) the default of `calibrate` is calibrated on the first
 examples of `--calibration_data`. So is each fixed rule. All are decoded on prompts of `--data`, in turns with the full
-model, and the fastest fixed rules again in more rounds; of each the fastest round counts. The best by hand is the fixed
-rule that was fastest there. It and the chosen one are then timed on further prompts of `--data`.
+model, and the fastest fixed rules again in more rounds; of each the median over rounds counts. The best by hand is the
+fixed rule that was fastest there. It and the chosen one are then timed on further prompts of `--data`.
 
     python -m benchmarks.chosen_exits --checkpoint=model/ --calibration_data=validation.jsonl.gz --data=test.jsonl.gz
 
@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import itertools
 import pathlib
+import statistics
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +31,7 @@ from calm_beam.inputs.vocabularies.vocabulary import missing_sentinels
 from calm_beam.storage import open_input
 
 from .machine import describe_machine
-from .throughput import MAX_INPUT_LENGTH, Run, Task, decoding, gain_of, read_task, run_in_turns
+from .throughput import MAX_INPUT_LENGTH, Run, Task, decoding, read_task
 
 _EPSILON = 0.05
 # First layer that may exit, and the distance to the next.
@@ -38,6 +39,8 @@ _LAYERS = "1:1,2:2,4:2,4:4"
 _PAPERS = ("softmax", 1, 1)
 # Fixed rules whose gains are measured again, in more rounds, after a first look at all.
 _MEASURED_AGAIN = 3
+# Rounds of the first look.
+_FIRST_LOOK = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,7 @@ def main() -> None:
     parser.add_argument("--deltas", default="0.02,0.05,0.1")
     parser.add_argument("--metric", default="rouge_l_unicode")
     parser.add_argument("--batches", default="1,64,256")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     flags = parser.parse_args()
     flags.exit_head = "auto"
     use_compilation_cache()
@@ -134,31 +137,30 @@ class Timings:
           size: Prompts at a time.
         """
         self.task, self.size = task, size
-        # One decoder for all rules; its times are kept for each, since a machine is slower at some moments.
-        self._full = decoding(task, ExitRule(), None, size=size)
-        self._runs: dict[Exits, tuple[Run, Run]] = {}
-        self._rounds: dict[Exits, int] = {}
+        self._full = Run(decode=decoding(task, ExitRule(), None, size=size))
+        self._full.once()
+        self._runs: dict[Exits, Run] = {}
+        self._gains: dict[Exits, list[float]] = {}
 
     def gain(self, exits: Exits, *, rounds: int) -> float:
-        """Returns the gain over the full model, of the fastest of at least so many rounds."""
+        """Returns the gain over the full model: the median of at least so many rounds, which decode with both."""
         if exits.threshold is None:
             return 1.0
         if exits not in self._runs:
-            exiting = decoding(self.task, exits.rule, exits.threshold, size=self.size)
-            self._runs[exits], self._rounds[exits] = (Run(decode=self._full), Run(decode=exiting)), 0
-            # The first pass, which does not count.
-            run_in_turns(self._runs[exits], rounds=0)
-        full, early = self._runs[exits]
-        while self._rounds[exits] < rounds:
-            full.once()
-            early.once()
-            self._rounds[exits] += 1
+            self._runs[exits] = Run(decode=decoding(self.task, exits.rule, exits.threshold, size=self.size))
+            self._gains[exits] = []
+            # The first pass compiles, and does not count.
+            self._runs[exits].once()
+        while len(self._gains[exits]) < rounds:
+            full, early = self._full.timed(), self._runs[exits].timed()
+            self._gains[exits].append(full / early)
         # Static layers up to the last one are the full model.
-        return 1.0 if exits.rule.confidence == "static" and self.layers(exits) == self._depth else gain_of(full, early)
+        is_full = exits.rule.confidence == "static" and self.layers(exits) == self._depth
+        return 1.0 if is_full else statistics.median(self._gains[exits])
 
     def layers(self, exits: Exits) -> float:
         """Returns the mean layers of a token, of what was timed before."""
-        return float(self._depth) if exits.threshold is None else self._runs[exits][1].layers
+        return float(self._depth) if exits.threshold is None else self._runs[exits].layers
 
     @property
     def _depth(self) -> int:
@@ -201,7 +203,7 @@ def _print_rows(
     """
     depth = timings.task.checkpoint.config.num_decoder_layers
     for promise, exits in chosen.items():
-        first_look = {rule: found_on.gain(found[promise], rounds=1) for rule, found in by_hand.items()}
+        first_look = {rule: found_on.gain(found[promise], rounds=_FIRST_LOOK) for rule, found in by_hand.items()}
         fastest = sorted(first_look, key=first_look.__getitem__)[-_MEASURED_AGAIN:]
         best = max(fastest, key=lambda rule: found_on.gain(by_hand[rule][promise], rounds=rounds))
         of_best = timings.gain(by_hand[best][promise], rounds=rounds)

@@ -125,7 +125,7 @@ MEASURED = (Need.LOGITS, Need.STATES, Need.CLASSIFIER)
 """Needs of the exit tests whose time is measured; static layers test nothing."""
 # No token exits at the first threshold, some at the second, and all at the last, at the lowest exit layer.
 _THRESHOLDS = {Need.LOGITS: (1.0, 0.9, 0.0), Need.STATES: (1.0, 0.95, 0.0), Need.CLASSIFIER: (1.0, 0.9, 0.0)}
-_LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 2, 5, 2.0
+_LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 2, 5, 1.0
 
 
 OnDecoded = Callable[[int, int], None]

@@ -40,8 +40,8 @@ _BATCHES = 2
 # Most rules that are timed, since each has to be compiled; thresholds of one rule share its compilation.
 _RULES = 3
 # Most variants of a promise that are compared by their speed, the cheapest by the cost of a token; and the most seconds
-# of this, for all promises together.
-_RIVALS, _RIVALS_SECONDS = 4, 1.5
+# for each threshold that is compared.
+_RIVALS, _RIVAL_SECONDS = 4, 0.25
 _Way = tuple[Variant | None, float]
 
 
@@ -117,7 +117,7 @@ def _with_fastest(
         return manifest
     ways = list(dict.fromkeys(step.tested_as[::-1] for steps in rivals if len(steps) > 1 for step in steps))
     say(f"speed: comparing {counted(len(ways), 'threshold')} that {'was' if len(ways) == 1 else 'were'} proved safe")
-    found = _measured(sweep, serving, prompts, ways=ways, most_seconds=_RIVALS_SECONDS)
+    found = _measured(sweep, serving, prompts, ways=ways, most_seconds=_RIVAL_SECONDS * len(ways))
     entries = []
     for entry, steps in zip(manifest.calibrations, rivals, strict=True):
         if len(steps) > 1:

@@ -43,7 +43,9 @@ def speed_in_words(manifest: Manifest, place: int) -> str:
         )
         said = f"{times_as_fast(first.factor)} on the machine that calibrated ({how})"
     if entry.pays is False:
-        why = f"what was proved was {said}" if said else _why_no_faster(entry, manifest)
+        # Faster by less than the standard error is not enough (`launch.calibrate.speed`).
+        is_unclear = "not clearly faster, " if measured and measured[0].factor >= 1 else ""
+        why = f"what was proved was {is_unclear}{said}" if said else _why_no_faster(entry, manifest)
         said = f"never exit, since {why}; fine-tuning moves exits down (calm-beam train)"
     else:
         said = f"{said}, at {entry.layers:.2f} of {manifest.model.layers} layers a token"

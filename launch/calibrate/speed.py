@@ -39,9 +39,8 @@ _PROMPTS, _SECONDS, _OTHER_SECONDS = 256, 3.0, 1.5
 _BATCHES = 2
 # Most rules that are timed, since each has to be compiled; thresholds of one rule share its compilation.
 _RULES = 3
-# Most variants of a promise that are compared by their speed, the cheapest by the cost of a token; and the most seconds
-# for each threshold that is compared.
-_RIVALS, _RIVAL_SECONDS = 4, 0.25
+# Most seconds for each threshold whose speed is compared with that of others.
+_COMPARED_SECONDS = 0.25
 _Way = tuple[Variant | None, float]
 
 
@@ -49,8 +48,8 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     """Returns the manifest with the speeds of its promises, and publishes it in place of itself.
 
     Where native code serves, each promise is about the fastest of its variants that were proved safe; other engines
-    would compile each of them. A threshold that is slower than the full model, in the quantity that exits should save,
-    is no longer promised: never exiting is safe whatever was proved. Confirmed promises stay.
+    would compile each of them. A threshold that is not clearly faster than the full model, in the quantity that exits
+    should save, is no longer promised: never exiting is safe whatever was proved. Confirmed promises stay.
 
     Args:
       run: The run that made the manifest, on this machine.
@@ -82,7 +81,12 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
             sweep, found, prompts, ways=ways, batch=size, most_seconds=_SECONDS if size == batch else _OTHER_SECONDS
         )
     ]
-    slow = {place for speed in speeds if speed.batch == batch and speed.factor < 1 for place in speed.calibrations}
+    slow = {
+        place
+        for speed in speeds
+        if speed.batch == batch and not _is_clearly_faster(speed)
+        for place in speed.calibrations
+    }
     entries = tuple(
         _never(entry, layers=manifest.model.layers) if place in slow and entry.confirmation is None else entry
         for place, entry in enumerate(found.calibrations)
@@ -90,6 +94,11 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     found = dataclasses.replace(found, calibrations=entries, speeds=tuple(speeds))
     _publish_again(run, found, earlier=manifest)
     return found
+
+
+def _is_clearly_faster(speed: SpeedRecord) -> bool:
+    """Returns whether a threshold is faster than the full model by at least its standard error."""
+    return speed.factor - (speed.standard_error or 0.0) >= 1
 
 
 def _publish_again(run: CalibrationRun, manifest: Manifest, *, earlier: Manifest) -> None:
@@ -117,7 +126,7 @@ def _with_fastest(
         return manifest
     ways = list(dict.fromkeys(step.tested_as[::-1] for steps in rivals if len(steps) > 1 for step in steps))
     say(f"speed: comparing {counted(len(ways), 'threshold')} that {'was' if len(ways) == 1 else 'were'} proved safe")
-    found = _measured(sweep, serving, prompts, ways=ways, most_seconds=_RIVAL_SECONDS * len(ways))
+    found = _measured(sweep, serving, prompts, ways=ways, most_seconds=_COMPARED_SECONDS * len(ways))
     entries = []
     for entry, steps in zip(manifest.calibrations, rivals, strict=True):
         if len(steps) > 1:
@@ -142,9 +151,7 @@ def _rivals(manifest: Manifest, sweep: PreparedSweep) -> list[list[PathEntry]]:
     # The manifest has the mean loss over examples, where clusters are units, of the chosen variant alone.
     is_open = manifest.data.clusters is None
     return [
-        sorted((step for step in proved_by_variant(entry) if cost(step) < costs.full()), key=cost)[:_RIVALS]
-        if is_open
-        else []
+        [step for step in proved_by_variant(entry) if cost(step) < costs.full()] if is_open else []
         for entry in manifest.calibrations
     ]
 

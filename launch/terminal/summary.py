@@ -526,7 +526,9 @@ def _speed_table(manifest: Manifest, places: Sequence[int]) -> Table:
         layers = "never exit" if entry.pays is False else f"{entry.layers:.2f}"
         table.add_row(*naming.cells(entry), *(factors.get(batch, "") for batch in batches), layers)
     if any(manifest.calibrations[place].pays is False for place in places):
-        table.caption = "Never exit: what was proved was slower. Fine-tuning moves exits down (calm-beam train)."
+        table.caption = (
+            "Never exit: what was proved was not clearly faster. Fine-tuning moves exits down (calm-beam train)."
+        )
     return table
 
 

@@ -68,7 +68,7 @@ def test_seconds_are_measured_and_kept(
         measured = [speed for speed in manifest.speeds or () if place in speed.calibrations]
         assert [speed.batch for speed in measured] in ([1, 64], [])
         if measured:
-            assert (entry.pays is False) == (measured[0].factor < 1)
+            assert (entry.pays is False) == (measured[0].factor - (measured[0].standard_error or 0) < 1)
     kept = json.loads((tmp_path / "out" / "token_cost.json").read_text(encoding="utf-8"))
     assert kept == {"model": manifest.model.fingerprint, **manifest.cost.to_dict()}
     assert "exits=auto: one prompt at a time, a token takes" in capsys.readouterr().err
@@ -104,7 +104,7 @@ def test_the_fastest_of_what_was_proved_is_promised(
     cost = TokenCost(layers=2, layer=1e-3, output=1e-6, tests={Need.LOGITS: 1e-6, Need.STATES: 1e-6})
     monkeypatch.setattr("calm_beam.evaluation.serving_speed.measured_cost", lambda *_, **__: cost)
     output = tmp_path / "out"
-    assert _calibrate(model, data, output, "--consistency=textual", "--delta=0.6", "--engine=native") == 0
+    assert _calibrate(model, data, output, "--consistency=textual", "--delta=0.97", "--engine=native") == 0
     manifest = read_manifest(output / "manifest.json")
     (entry,) = manifest.calibrations
     proved = {step.variant.confidence for step in entry.path if step.rejected and step.variant is not None}

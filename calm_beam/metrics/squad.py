@@ -124,9 +124,7 @@ def _is_match(candidate: str, reference: str) -> float:
 def token_f1(candidate: str, references: Sequence[str]) -> float:
     """Returns the F1 of precision and recall over words, best over references, under SQuAD's normalisation.
 
-    Official SQuAD differs only in numbers and formulas, where it drops signs and points, so that -5 equals 5, 3.14
-    equals 314 and x+y equals x-y (`normalize_squad_text`), and in texts without any word, which it takes for equal.
-    Here those are equal if they are so apart from white space around them.
+    It differs from official SQuAD where `exact_match` does: in numbers, in formulas, and in texts without any word.
 
     Args:
       candidate: The text to score.

@@ -125,7 +125,7 @@ def _with_fastest(
     if not any(len(steps) > 1 for steps in rivals) or serving.engine().name != "native":
         return manifest
     ways = list(dict.fromkeys(step.tested_as[::-1] for steps in rivals if len(steps) > 1 for step in steps))
-    say(f"speed: comparing {counted(len(ways), 'threshold')} that {'was' if len(ways) == 1 else 'were'} proved safe")
+    say(f"speed: comparing {counted(len(ways), 'threshold')} that were proved safe")
     found = _measured(sweep, serving, prompts, ways=ways, most_seconds=_COMPARED_SECONDS * len(ways))
     entries = []
     for entry, steps in zip(manifest.calibrations, rivals, strict=True):
@@ -140,7 +140,7 @@ def _with_fastest(
 
 
 def _rivals(manifest: Manifest, sweep: PreparedSweep) -> list[list[PathEntry]]:
-    """Returns for each promise the proved thresholds that its speed is compared of, at most one of each variant."""
+    """Returns for each promise the thresholds whose speeds are compared: the last proved one of each variant."""
     assert manifest.cost is not None
     costs = VariantCosts.of_record(manifest.cost, rule=sweep.settings.rule, layers=manifest.model.layers)
 

@@ -223,10 +223,10 @@ def proved_by_variant(entry: Calibration) -> tuple[PathEntry, ...]:
     """Returns the last threshold proved safe of every variant, in the order of the path; the chosen one is last.
 
     Any of them may be promised in place of the chosen one, whatever decides: where each variant was tested by itself,
-    all that was found safe holds together. Empty where nothing is promised, where a part of the set chose the path, and
+    all that was found safe holds together. Empty where nothing was proved, where a part of the set chose the path, and
     where a holdout has confirmed the choice.
     """
-    if entry.procedure != EACH_VARIANT or entry.chosen is None or entry.confirmation is not None:
+    if entry.procedure != EACH_VARIANT or entry.confirmation is not None:
         return ()
     last = {step.variant: step for step in entry.path if step.rejected}
     return tuple(last.values())
@@ -251,6 +251,7 @@ def promising(entry: Calibration, variant: Variant) -> Calibration:
         variant=last.variant,
         layers=last.layers,
         risk=last.risk,
+        pays=None,
         threshold_by_position=None,
         rule=None,
         example_risk=None,

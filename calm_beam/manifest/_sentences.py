@@ -58,13 +58,13 @@ def measured_speeds(manifest: Manifest, place: int) -> list[SpeedRecord]:
 
 
 def _why_no_faster(entry: Calibration, manifest: Manifest) -> str:
-    """Returns a clause why nothing that was proved is faster, though nothing was timed.
+    """Returns a clause why nothing that was proved is faster, where the manifest has no speed of it.
 
     A static exit at the last layer, or a threshold that no token reaches, is the full model, and always proved. Where
     nothing else was, the failed test that came closest is named.
     """
     if entry.has_proved_exits(manifest.model.layers):
-        return "what was proved was forecast to be no faster"
+        return "nothing that was proved is faster"
     closest = min((step for step in entry.path if not step.rejected), key=lambda step: step.p_value, default=None)
     if closest is None:
         return "nothing but the full model was proved"

@@ -12,11 +12,11 @@ from typing import Any
 from calm_beam.calibration.pareto import PARTS
 from calm_beam.calibration.publish import EarlierResult, publish, read_failures, with_positions
 from calm_beam.calibration.result import RiskRow, read_risk_table
-from calm_beam.calibration.variants import VariantCosts, promising, proved_by_variant, with_places_of
+from calm_beam.calibration.variants import promising, proved_by_variant, with_places_of
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.decoding.compilation import members_by_width, use_compilation_cache
 from calm_beam.decoding.settings import DecodeSettings, recorded_rule, settings_of_variant
-from calm_beam.evaluation.serving_speed import Serving, Speedup, measure_speedups
+from calm_beam.evaluation.serving_speed import ServedDecoder, Serving, Speedup, measure_speedups
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.terminal import say
@@ -37,10 +37,12 @@ from .sources import DecodedSource
 _PROMPTS, _SECONDS, _OTHER_SECONDS = 256, 3.0, 1.5
 # At least this many batches, where they are larger.
 _BATCHES = 2
-# Most rules that are timed, since each has to be compiled; thresholds of one rule share its compilation.
+# Most rules that are timed where each has to be compiled; thresholds of one rule share its compilation.
 _RULES = 3
 # Most seconds for each threshold whose speed is compared with that of others.
 _COMPARED_SECONDS = 0.25
+# Most thresholds that take turns with the full model, since the decoder of each has the model's weights in memory.
+_AT_A_TIME = 4
 _Way = tuple[Variant | None, float]
 
 
@@ -59,7 +61,8 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     Raises:
       PipelineError: If another run has published meanwhile.
     """
-    if not _timed(manifest):
+    rivals = _rivals(manifest)
+    if not any(rivals) and not _timed(manifest, most_rules=_RULES):
         return manifest
     assert isinstance(run.source, DecodedSource)
     use_compilation_cache()
@@ -72,8 +75,12 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     prompts = _of_one_width(
         first_prompts(request, sweep, count=count, parts=PARTS, selection_share=None), sweep.settings
     )
-    found = _with_fastest(sweep, manifest, prompts, batch=batch)
-    ways = _timed(found)
+    found, most_rules = manifest, _RULES
+    if Serving.of(sweep, batch=batch).engine().name == "native":
+        found, most_rules = _with_fastest(sweep, manifest, rivals, prompts, batch=batch), len(manifest.calibrations)
+    ways = _timed(found, most_rules=most_rules)
+    if not ways:
+        return manifest
     speeds = [
         speed
         for size in (batch, *_also(sweep, batch=batch))
@@ -84,7 +91,7 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     slow = {
         place
         for speed in speeds
-        if speed.batch == batch and not _is_clearly_faster(speed)
+        if speed.batch == batch and not _is_clearly_faster(speed.factor, speed.standard_error)
         for place in speed.calibrations
     }
     entries = tuple(
@@ -96,9 +103,9 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     return found
 
 
-def _is_clearly_faster(speed: SpeedRecord) -> bool:
-    """Returns whether a threshold is faster than the full model by at least its standard error."""
-    return speed.factor - (speed.standard_error or 0.0) >= 1
+def _is_clearly_faster(factor: float, standard_error: float | None) -> bool:
+    """Returns whether a threshold is faster than the full model by at least the standard error."""
+    return factor - (standard_error or 0.0) >= 1
 
 
 def _publish_again(run: CalibrationRun, manifest: Manifest, *, earlier: Manifest) -> None:
@@ -116,44 +123,54 @@ def _publish_again(run: CalibrationRun, manifest: Manifest, *, earlier: Manifest
     )
 
 
+def _rivals(manifest: Manifest) -> list[tuple[PathEntry, ...]]:
+    """Returns for each promise the thresholds whose speeds are compared: the last proved one of each variant.
+
+    Empty where there is nothing to choose. Thresholds that no token reaches are the full model.
+    """
+    # The manifest has the mean loss over examples, where clusters are units, of the chosen variant alone.
+    if manifest.data.clusters is not None:
+        return [() for _ in manifest.calibrations]
+    proved = [
+        tuple(step for step in proved_by_variant(entry) if step.layers < manifest.model.layers)
+        for entry in manifest.calibrations
+    ]
+    return [
+        steps if len(steps) > 1 or entry.threshold is None else ()
+        for entry, steps in zip(manifest.calibrations, proved, strict=True)
+    ]
+
+
 def _with_fastest(
-    sweep: PreparedSweep, manifest: Manifest, prompts: Sequence[Sequence[int]], *, batch: int
+    sweep: PreparedSweep,
+    manifest: Manifest,
+    rivals: Sequence[Sequence[PathEntry]],
+    prompts: Sequence[Sequence[int]],
+    *,
+    batch: int,
 ) -> Manifest:
-    """Returns the manifest with every promise about the fastest of its variants that were proved safe."""
-    rivals = _rivals(manifest, sweep)
-    serving = Serving.of(sweep, batch=batch)
-    if not any(len(steps) > 1 for steps in rivals) or serving.engine().name != "native":
+    """Returns the manifest with every promise about the fastest of its rivals.
+
+    What gave up exits by the cost of a token gets them back if one of its rivals is clearly faster.
+    """
+    ways = list(dict.fromkeys(step.tested_as[::-1] for steps in rivals for step in steps))
+    if not ways:
         return manifest
-    ways = list(dict.fromkeys(step.tested_as[::-1] for steps in rivals if len(steps) > 1 for step in steps))
-    say(f"speed: comparing {counted(len(ways), 'threshold')} that were proved safe")
+    say(f"speed: comparing {counted(len(ways), 'threshold')} proved safe")
+    serving = Serving.of(sweep, batch=batch)
     found = _measured(sweep, serving, prompts, ways=ways, most_seconds=_COMPARED_SECONDS * len(ways))
     entries = []
     for entry, steps in zip(manifest.calibrations, rivals, strict=True):
-        if len(steps) > 1:
-            fastest = max(steps, key=lambda step: found[step.variant, step.threshold].factor.mean)
-            assert fastest.variant is not None
-            if fastest.variant != entry.variant:
-                settings = settings_of_variant(sweep.settings, fastest.variant)
-                entry = with_positions(promising(entry, fastest.variant), settings)
+        if steps:
+            gains = [found[step.variant, step.threshold].factor for step in steps]
+            place = max(range(len(steps)), key=lambda index: gains[index].mean)
+            variant, gain = steps[place].variant, gains[place]
+            assert variant is not None, "variants were tested"
+            pays = entry.threshold is not None or _is_clearly_faster(gain.mean, gain.standard_error)
+            if pays and variant != entry.variant:
+                entry = with_positions(promising(entry, variant), settings_of_variant(sweep.settings, variant))
         entries.append(entry)
     return dataclasses.replace(manifest, calibrations=tuple(entries))
-
-
-def _rivals(manifest: Manifest, sweep: PreparedSweep) -> list[list[PathEntry]]:
-    """Returns for each promise the thresholds whose speeds are compared: the last proved one of each variant."""
-    assert manifest.cost is not None
-    costs = VariantCosts.of_record(manifest.cost, rule=sweep.settings.rule, layers=manifest.model.layers)
-
-    def cost(step: PathEntry) -> float:
-        assert step.variant is not None
-        return costs.at_mean(step.layers, step.variant)
-
-    # The manifest has the mean loss over examples, where clusters are units, of the chosen variant alone.
-    is_open = manifest.data.clusters is None
-    return [
-        [step for step in proved_by_variant(entry) if cost(step) < costs.full()] if is_open else []
-        for entry in manifest.calibrations
-    ]
 
 
 def _of_one_width(prompts: Sequence[Sequence[int]], settings: DecodeSettings) -> list[Sequence[int]]:
@@ -162,8 +179,8 @@ def _of_one_width(prompts: Sequence[Sequence[int]], settings: DecodeSettings) ->
     return [prompts[index] for index in max(by_width.values(), key=len)]
 
 
-def _timed(manifest: Manifest) -> list[_Way]:
-    """Returns promised exit rules and thresholds, of at most `_RULES` rules: the served one first, then in order."""
+def _timed(manifest: Manifest, *, most_rules: int) -> list[_Way]:
+    """Returns promised exit rules and thresholds, of at most so many rules: the served one first, then in order."""
     ways: dict[_Way, None] = {}
     rules: set[object] = set()
     served = () if manifest.served is None else (manifest.served,)
@@ -174,7 +191,7 @@ def _timed(manifest: Manifest) -> list[_Way]:
         # Each static layer needs its own compilation.
         is_static = recorded_rule(manifest.decode_of(entry)).measure().needs is Need.LAYER
         rule = (variant, threshold if is_static else None)
-        if rule in rules or len(rules) < _RULES:
+        if rule in rules or len(rules) < most_rules:
             rules.add(rule)
             ways[variant, threshold] = None
     return list(ways)
@@ -215,21 +232,27 @@ def _measured(
     ways: Sequence[_Way],
     most_seconds: float,
 ) -> dict[_Way, Speedup]:
-    """Returns the speedup of each way of exiting over the full model."""
+    """Returns the speedup of each way of exiting over the full model; `most_seconds` is for all together."""
+    full = serving.decoder(ExitRule(confidence="static"), None)
 
-    def rule(variant: Variant | None) -> ExitRule:
-        return (sweep.settings if variant is None else settings_of_variant(sweep.settings, variant)).rule
+    def decoder(variant: Variant | None, threshold: float) -> ServedDecoder:
+        settings = sweep.settings if variant is None else settings_of_variant(sweep.settings, variant)
+        return serving.decoder(settings.rule, threshold)
 
+    found: dict[_Way, Speedup] = {}
     with shown_progress(enabled=True) as progress:
-        return measure_speedups(
-            serving.decoder(ExitRule(confidence="static"), None),
-            {(variant, threshold): serving.decoder(rule(variant), threshold) for variant, threshold in ways},
-            prompts=prompts,
-            max_input_length=sweep.settings.max_input_length,
-            together=serving.batch,
-            most_seconds=most_seconds,
-            on_decoded=timing_in(progress),
-        )
+        for start in range(0, len(ways), _AT_A_TIME):
+            some = ways[start : start + _AT_A_TIME]
+            found |= measure_speedups(
+                full,
+                {way: decoder(*way) for way in some},
+                prompts=prompts,
+                max_input_length=sweep.settings.max_input_length,
+                together=serving.batch,
+                most_seconds=most_seconds * len(some) / len(ways),
+                on_decoded=timing_in(progress),
+            )
+    return found
 
 
 def _record(manifest: Manifest, way: _Way, speedup: Speedup, *, serving: Serving) -> SpeedRecord:

@@ -81,17 +81,14 @@ def test_seconds_are_measured_and_kept(
         assert set(entry.path) == set(before.path)
 
 
-@pytest.mark.parametrize("fastest", ["softmax", "static"])
-def test_the_fastest_of_what_was_proved_is_promised(
-    fastest: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the variants that were proved, the one measured fastest is promised; manifest and risk table agree."""
+def _measure(monkeypatch: pytest.MonkeyPatch, cost: TokenCost, *, gains: dict[str, float]) -> None:
+    """Gives a token this cost, and exits by each measure these gains over the full model."""
 
     def measured(_: object, early: dict[tuple[Variant, float], object], **settings: Any) -> dict[object, Speedup]:
         taken = len(settings["prompts"])
         return {
             way: Speedup(
-                factor=Estimate(mean=2.0 if way[0].confidence == fastest else 1.5, standard_error=0.1, prompts=taken),
+                factor=Estimate(mean=gains[way[0].confidence or ""], standard_error=0.1, prompts=taken),
                 seconds=0.5,
                 full_seconds=1.0,
                 prompts=taken,
@@ -100,11 +97,21 @@ def test_the_fastest_of_what_was_proved_is_promised(
         }
 
     monkeypatch.setattr("calm_beam.launch.calibrate.speed.measure_speedups", measured)
-    # Any exit pays by the declared cost, so that all that was proved is compared.
-    cost = TokenCost(layers=2, layer=1e-3, output=1e-6, tests={Need.LOGITS: 1e-6, Need.STATES: 1e-6})
     monkeypatch.setattr("calm_beam.evaluation.serving_speed.measured_cost", lambda *_, **__: cost)
+
+
+_EASY = ("--consistency=textual", "--delta=0.97", "--engine=native")
+
+
+@pytest.mark.parametrize("fastest", ["softmax", "static"])
+def test_the_fastest_of_what_was_proved_is_promised(
+    fastest: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the variants that were proved, the one measured fastest is promised; manifest and risk table agree."""
+    cost = TokenCost(layers=2, layer=1e-3, output=1e-6, tests={Need.LOGITS: 1e-6, Need.STATES: 1e-6})
+    _measure(monkeypatch, cost, gains={"softmax": 1.5, "static": 1.5} | {fastest: 2.0})
     output = tmp_path / "out"
-    assert _calibrate(model, data, output, "--consistency=textual", "--delta=0.97", "--engine=native") == 0
+    assert _calibrate(model, data, output, *_EASY) == 0
     manifest = read_manifest(output / "manifest.json")
     (entry,) = manifest.calibrations
     proved = {step.variant.confidence for step in entry.path if step.rejected and step.variant is not None}
@@ -117,6 +124,25 @@ def test_the_fastest_of_what_was_proved_is_promised(
     tested = sorted((row for row in rows if row.place is not None), key=lambda row: row.place or 0)
     assert [(row.threshold, row.variant) for row in tested] == [step.tested_as for step in entry.path]
     assert (output / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("gain", "pays"), [(1.5, None), (1.05, False), (0.9, False)])
+def test_what_was_forecast_to_be_slow_is_measured(
+    gain: float,
+    pays: bool | None,
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exits that cost more than the full model by the cost of a token are promised if they are clearly faster."""
+    cost = TokenCost(layers=2, layer=1e-3, skipped=1.0, output=1e-6, tests={Need.LOGITS: 1e-6})
+    _measure(monkeypatch, cost, gains={"softmax": gain, "static": gain})
+    assert _calibrate(model, data, tmp_path / "out", *_EASY) == 0
+    (entry,) = read_manifest(tmp_path / "out" / "manifest.json").calibrations
+    assert entry.pays is pays
+    assert (entry.threshold is None) == (pays is False)
+    assert any(step.rejected for step in entry.path)
 
 
 def test_a_busy_machine_is_told(

@@ -252,7 +252,7 @@ def test_any_variant_that_was_proved_may_be_promised() -> None:
 
 
 def test_only_what_holds_together_may_be_promised_instead() -> None:
-    """Where a part of the set chose the path, nothing was proved, or a holdout confirmed, the choice stays."""
+    """Where a part of the set chose the path, or a holdout confirmed, the choice stays; what did not pay may return."""
     plan = _of_cost(0.3)
     rows = variant_rows(_totals(plan, 0), plan, num_layers=8)[:_PLACES]
     (chosen_by_part,) = choose_thresholds(rows, dataclasses.replace(plan, tests=plan.tests[:1]), num_layers=8)
@@ -262,7 +262,11 @@ def test_only_what_holds_together_may_be_promised_instead() -> None:
     rows = variant_rows(_totals(plan, 0), plan, num_layers=8, costs=_COSTS)[:_PLACES]
     one = dataclasses.replace(plan, tests=plan.tests[:1])
     (unpaid,) = choose_thresholds(rows, one, num_layers=8, full_cost=0.0)
-    assert (unpaid.pays, proved_by_variant(unpaid)) == (False, ())
+    assert (unpaid.pays, unpaid.threshold) == (False, None)
+    again = proved_by_variant(unpaid)[0]
+    assert again.variant is not None
+    found = promising(unpaid, again.variant)
+    assert (found.pays, found.threshold, found.variant) == (None, *again.tested_as)
     (entry,) = choose_thresholds(rows, one, num_layers=8)
     assert proved_by_variant(entry)
     assert proved_by_variant(dataclasses.replace(entry, confirmation=(entry.chosen,))) == ()

@@ -79,7 +79,7 @@ def test_speeds_in_words() -> None:
     (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(slow, never)))
     assert ": never exit, since what was proved was 1.25 times as fast" in said
     (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(slow, never), speeds=None))
-    assert ": never exit, since what was proved was forecast to be no faster; fine-tuning moves exits down" in said
+    assert ": never exit, since nothing that was proved is faster; fine-tuning moves exits down" in said
     assert speeds_in_words(build_planned_manifest()) == ()
 
 

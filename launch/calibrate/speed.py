@@ -39,8 +39,8 @@ _PROMPTS, _SECONDS, _OTHER_SECONDS = 256, 3.0, 1.5
 _BATCHES = 2
 # Most rules that are timed where each has to be compiled; thresholds of one rule share its compilation.
 _RULES = 3
-# Most seconds for each threshold whose speed is compared with that of others.
-_COMPARED_SECONDS = 0.25
+# Most seconds for each threshold whose speed is compared with that of others: for single prompts, and for batches.
+_COMPARED_SECONDS, _COMPARED_IN_BATCHES = 0.25, 1.0
 # Most thresholds that take turns with the full model, since the decoder of each has the model's weights in memory.
 _AT_A_TIME = 4
 _Way = tuple[Variant | None, float]
@@ -158,7 +158,8 @@ def _with_fastest(
         return manifest
     say(f"speed: comparing {counted(len(ways), 'threshold')} proved safe")
     serving = Serving.of(sweep, batch=batch)
-    found = _measured(sweep, serving, prompts, ways=ways, most_seconds=_COMPARED_SECONDS * len(ways))
+    each = _COMPARED_SECONDS if batch == 1 else _COMPARED_IN_BATCHES
+    found = _measured(sweep, serving, prompts, ways=ways, most_seconds=each * len(ways))
     entries = []
     for entry, steps in zip(manifest.calibrations, rivals, strict=True):
         if steps:

@@ -269,6 +269,7 @@ def test_only_what_holds_together_may_be_promised_instead() -> None:
     assert (found.pays, found.threshold, found.variant) == (None, *again.tested_as)
     (entry,) = choose_thresholds(rows, one, num_layers=8)
     assert proved_by_variant(entry)
+    assert entry.chosen is not None
     assert proved_by_variant(dataclasses.replace(entry, confirmation=(entry.chosen,))) == ()
 
 

@@ -77,7 +77,10 @@ def test_speeds_in_words() -> None:
     of_none: dict[str, Any] = {"threshold": None, "variant": None, "threshold_by_position": None, "rule": None}
     slow = dataclasses.replace(first, pays=False, layers=manifest.model.layers, risk=0.0, **of_none)
     (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(slow, never)))
-    assert ": never exit, since what was proved was 1.25 times as fast" in said
+    assert ": never exit, since what was proved was not clearly faster, 1.25 times as fast" in said
+    speeds = (dataclasses.replace(SPEED, factor=0.9),)
+    (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(slow, never), speeds=speeds))
+    assert ": never exit, since what was proved was 0.90 times as fast" in said
     (said,) = speeds_in_words(dataclasses.replace(manifest, calibrations=(slow, never), speeds=None))
     assert ": never exit, since nothing that was proved is faster; fine-tuning moves exits down" in said
     assert speeds_in_words(build_planned_manifest()) == ()

@@ -128,8 +128,10 @@ def _rivals(manifest: Manifest) -> list[tuple[PathEntry, ...]]:
 
     Empty where there is nothing to choose. Thresholds that no token reaches are the full model.
     """
-    # The manifest has the mean loss over examples, where clusters are units, of the chosen variant alone.
-    if manifest.data.clusters is not None:
+    assert manifest.plan is not None, "a run has a plan"
+    # A holdout confirms the choices that were made before it. And where clusters are units, the manifest has the mean
+    # loss over examples of the chosen variant alone.
+    if manifest.plan.confirm_share is not None or manifest.data.clusters is not None:
         return [() for _ in manifest.calibrations]
     proved = [
         tuple(step for step in proved_by_variant(entry) if step.layers < manifest.model.layers)

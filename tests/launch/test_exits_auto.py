@@ -145,6 +145,19 @@ def test_what_was_forecast_to_be_slow_is_measured(
     assert any(step.rejected for step in entry.path)
 
 
+def test_what_no_holdout_has_confirmed_is_not_promised(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a holdout, exits that were given up by the cost of a token stay so, however fast they are."""
+    cost = TokenCost(layers=2, layer=1e-3, skipped=1.0, output=1e-6, tests={Need.LOGITS: 1e-6})
+    _measure(monkeypatch, cost, gains={"softmax": 2.0, "static": 2.0})
+    assert _calibrate(model, data, tmp_path / "out", *_EASY, "--holdout_share=0.3") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    (entry,) = manifest.calibrations
+    assert (entry.pays, entry.threshold, entry.confirmation) == (False, None, None)
+    assert any(step.rejected and step.layers < manifest.model.layers for step in entry.path)
+
+
 def test_a_busy_machine_is_told(
     model: pathlib.Path,
     data: pathlib.Path,

@@ -145,13 +145,16 @@ def test_what_was_forecast_to_be_slow_is_measured(
     assert any(step.rejected for step in entry.path)
 
 
-def test_what_no_holdout_has_confirmed_is_not_promised(
-    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("flag", ["--holdout_share=0.3", "--cluster_key=page"])
+def test_where_speeds_are_not_compared_the_cost_of_a_token_decides(
+    flag: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a holdout, exits that were given up by the cost of a token stay so, however fast they are."""
+    """With a holdout, or with clusters, exits that were given up by their cost stay so, however fast they are."""
+    rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
+    of_pages = write_rows(tmp_path / "rows.jsonl", [{**row, "page": f"page {at}"} for at, row in enumerate(rows)])
     cost = TokenCost(layers=2, layer=1e-3, skipped=1.0, output=1e-6, tests={Need.LOGITS: 1e-6})
     _measure(monkeypatch, cost, gains={"softmax": 2.0, "static": 2.0})
-    assert _calibrate(model, data, tmp_path / "out", *_EASY, "--holdout_share=0.3") == 0
+    assert _calibrate(model, of_pages, tmp_path / "out", *_EASY, flag) == 0
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     (entry,) = manifest.calibrations
     assert (entry.pays, entry.threshold, entry.confirmation) == (False, None, None)

@@ -153,7 +153,7 @@ def _with_fastest(
 ) -> Manifest:
     """Returns the manifest with every promise about the fastest of its rivals.
 
-    What gave up exits by the cost of a token gets them back if one of its rivals is clearly faster.
+    A promise that gave up exits by the cost of a token gets them back if one of its rivals is clearly faster.
     """
     ways = list(dict.fromkeys(step.tested_as[::-1] for steps in rivals for step in steps))
     if not ways:

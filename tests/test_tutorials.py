@@ -119,11 +119,13 @@ def test_the_readme(place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def _is_of_the_risk_table(page: str, output: pathlib.Path, *, printed: str) -> None:
-    """Checks that a page has the printed head, and a swept row, whichever is the cheapest on this machine."""
+    """Checks that a page has the printed head, and a swept row, whichever is the fastest on this machine."""
     lines = [line.rstrip() for line in printed.splitlines()]
     start = next(place for place, line in enumerate(lines) if line.startswith("Cheapest variant and threshold"))
     rule = next(place for place, line in enumerate(lines) if place > start and "───" in line)
-    assert "\n".join(lines[start:rule]) in page
+    # The width of the last column depends on what was the fastest here.
+    head = [word for line in lines[start:rule] for word in line.split()]
+    assert " ".join(head) in " ".join(page.split())
     (shown,) = re.findall(
         r"^ (textual) +([\d.]+) +([\d.]+) ([a-z]) +([\d.]+) +\d+% +[-+]\d+% +([\d.]+) +[\d.]+(?: [a-z])? "
         r"\(p = [\d.]+\)$",

@@ -59,7 +59,7 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
       request: The request of the run.
 
     Raises:
-      PipelineError: If another run has published meanwhile.
+      ManifestError: If another run has published meanwhile.
     """
     rivals = _rivals(manifest)
     if not any(rivals) and not _timed(manifest, most_rules=_RULES):

@@ -143,7 +143,10 @@ class Timings:
         self._gains: dict[Exits, list[float]] = {}
 
     def gain(self, exits: Exits, *, rounds: int) -> float:
-        """Returns the gain over the full model: the median of at least so many rounds, which decode with both."""
+        """Returns the full model's seconds divided by those with exits: the median of at least so many rounds of both.
+
+        As in `calibrate`, seconds are for the same prompts, whose outputs may differ in length.
+        """
         if exits.threshold is None:
             return 1.0
         if exits not in self._runs:

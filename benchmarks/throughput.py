@@ -221,11 +221,6 @@ def run_in_turns(runs: Sequence[Run], *, rounds: int) -> None:
 def measured_gain(full: Run, early: Run, *, rounds: int) -> float:
     """Returns how many times the full model's tokens a second exits give, both decoded in turns after a first pass."""
     run_in_turns([full, early], rounds=rounds)
-    return gain_of(full, early)
-
-
-def gain_of(full: Run, early: Run) -> float:
-    """Returns how many times the full model's tokens a second exits gave, both in their fastest round."""
     return full.seconds / full.tokens / (early.seconds / early.tokens)
 
 

@@ -61,23 +61,23 @@ def with_speeds(run: CalibrationRun, manifest: Manifest, request: CalibrateReque
     Raises:
       ManifestError: If another run has published meanwhile.
     """
-    rivals = _rivals(manifest)
-    if not any(rivals) and not _timed(manifest, most_rules=_RULES):
-        return manifest
     assert isinstance(run.source, DecodedSource)
+    batch = request.objective_batch
+    is_native = Serving.of(run.source.sweep, batch=batch).engine().name == "native"
+    rivals = _rivals(manifest) if is_native else []
+    most_rules = len(manifest.calibrations) if is_native else _RULES
+    if not any(rivals) and not _timed(manifest, most_rules=most_rules):
+        return manifest
     use_compilation_cache()
     asked = run.source.sweep.request
     declared = Declared(activation=asked.activation, relative_max_distance=asked.relative_max_distance)
     # Loaded again, since a sweep runs without its arrays (`PreparedSweep` leaves them to workers).
     sweep = dataclasses.replace(run.source.sweep, checkpoint=load_checkpoint(asked.model, declared=declared))
-    batch = request.objective_batch
     count = max(_PROMPTS, _BATCHES * batch)
     prompts = _of_one_width(
         first_prompts(request, sweep, count=count, parts=PARTS, selection_share=None), sweep.settings
     )
-    found, most_rules = manifest, _RULES
-    if Serving.of(sweep, batch=batch).engine().name == "native":
-        found, most_rules = _with_fastest(sweep, manifest, rivals, prompts, batch=batch), len(manifest.calibrations)
+    found = _with_fastest(sweep, manifest, rivals, prompts, batch=batch) if any(rivals) else manifest
     ways = _timed(found, most_rules=most_rules)
     if not ways:
         return manifest
@@ -155,9 +155,7 @@ def _with_fastest(
 
     A promise that gave up exits by the cost of a token gets them back if one of its rivals is clearly faster.
     """
-    ways = list(dict.fromkeys(step.tested_as[::-1] for steps in rivals for step in steps))
-    if not ways:
-        return manifest
+    ways = list(dict.fromkeys(_way(step) for steps in rivals for step in steps))
     say(f"speed: comparing {counted(len(ways), 'threshold')} proved safe")
     serving = Serving.of(sweep, batch=batch)
     each = _COMPARED_SECONDS if batch == 1 else _COMPARED_IN_BATCHES
@@ -165,9 +163,8 @@ def _with_fastest(
     entries = []
     for entry, steps in zip(manifest.calibrations, rivals, strict=True):
         if steps:
-            gains = [found[step.variant, step.threshold].factor for step in steps]
-            place = max(range(len(steps)), key=lambda index: gains[index].mean)
-            variant, gain = steps[place].variant, gains[place]
+            fastest = max(steps, key=lambda step: found[_way(step)].factor.mean)
+            variant, gain = fastest.variant, found[_way(fastest)].factor
             assert variant is not None, "variants were tested"
             pays = entry.threshold is not None or _is_clearly_faster(gain.mean, gain.standard_error)
             if pays and variant != entry.variant:
@@ -222,7 +219,6 @@ def _speeds(
         f"speed: up to {counted(len(prompts), 'prompt')} by the full model and by {counted(len(ways), 'threshold')}, "
         f"{'one at a time' if batch == 1 else f'in batches of {batch}'}"
     )
-
     found = _measured(sweep, serving, prompts, ways=ways, most_seconds=most_seconds)
     return [_record(manifest, way, speedup, serving=serving) for way, speedup in found.items()]
 
@@ -277,10 +273,10 @@ def _record(manifest: Manifest, way: _Way, speedup: Speedup, *, serving: Serving
     )
 
 
-def _way(entry: Calibration) -> _Way:
-    """Returns how an entry with a threshold exits."""
-    assert entry.threshold is not None, "an entry that never exits has no way of exiting"
-    return entry.variant, entry.threshold
+def _way(exits: Calibration | PathEntry) -> _Way:
+    """Returns how an entry with a threshold exits, or a threshold that was tested."""
+    assert exits.threshold is not None, "an entry that never exits has no way of exiting"
+    return exits.variant, exits.threshold
 
 
 def _never(entry: Calibration, *, layers: int) -> Calibration:

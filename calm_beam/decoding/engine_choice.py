@@ -147,26 +147,35 @@ def chosen_engine(
 
 
 def single_prompt_engine(engine: str, exit_head: str, **given: Any) -> EngineRecord:
-    """Returns the engine that decodes single prompts: native code where it is faster, else XLA's loop.
+    """Returns the engine that decodes single prompts: native code if it decodes batches, with the same bits.
 
-    Native code takes all steps of an output in one call where it takes whole steps of a batch in one, with the same
-    bits.
+    XLA decodes them in its loop.
 
     Args:
       engine: As in `chosen_engine`.
       exit_head: As in `chosen_engine`.
       **given: The other arguments of `chosen_engine`, which raises the same errors.
     """
-    of_batches, rule = chosen_engine(engine, exit_head, **given), given["rule"]
-    if (
-        of_batches.name == "native"
-        and of_batches.head == "exact"
+    of_batches = chosen_engine(engine, exit_head, **given)
+    return of_batches if of_batches.name == "native" else chosen_engine(engine, exit_head, **given, in_loop=True)
+
+
+def takes_one_call(engine: EngineRecord, rule: ExitRule, config: ModelConfig) -> bool:
+    """Returns whether native code takes all steps of a prompt's output in one call.
+
+    It does where it takes whole steps of a batch in one, and the rule is one that it decides by itself.
+
+    Args:
+      engine: The engine, which is native code.
+      rule: How exits are decided.
+      config: The model's config.
+    """
+    return (
+        engine.head == "exact"
         and rule.confidence in library.MEASURES
         and rule.propagation().passed_on in (PassedOn.EXIT_STATE, PassedOn.FIRST_STATE)
-        and native_decoder.runs_steps(parameter_shapes(given["config"]))
-    ):
-        return of_batches
-    return chosen_engine(engine, exit_head, **given, in_loop=True)
+        and native_decoder.runs_steps(parameter_shapes(config))
+    )
 
 
 def _why_no_head(

@@ -1,6 +1,7 @@
-"""Decoders of single prompts: native code that takes all steps of an output in one call, or XLA's loop on the device.
+"""Decoders of single prompts: native code, or XLA's loop on the device.
 
-Native code runs the steps of a batch, so that outputs are those of a batch, to the bit.
+Native code takes all steps of an output in one call where it can, and else is a batch of one. Outputs are those of a
+batch, to the bit.
 """
 
 import copy
@@ -16,20 +17,21 @@ from calm_beam.manifest import EngineRecord
 from calm_beam.model import architecture_of, network_of
 from calm_beam.precision import FLOAT32, Precision
 
-from .branches import Branch, Branches, BranchResult, EndsOutput
+from .branches import Branch, Branches, BranchResult, EndsOutput, Request
 from .compilation import members_by_width
 from .cpu import NativeEngine
+from .decoder import Decoder
 from .device_groups import device_groups, placed
 from .early_exit import EarlyExitDecoder
 from .engine import Slots
-from .engine_choice import Machine, single_prompt_engine
+from .engine_choice import Machine, single_prompt_engine, takes_one_call
 from .kv_cache import SingleBranches
 from .settings import check_decodable
 from .weights import Weights
 
 
 class NativeLoop:
-    """Decodes single prompts by native code, where `single_prompt_engine` returns it.
+    """Decodes single prompts by native code, where it `takes_one_call` for an output.
 
     Decoders of the same rule share the packed weights at any thresholds, and threads may share a decoder.
 
@@ -149,7 +151,44 @@ class NativeLoop:
         return NativeEngine(self._model, self._branch_rules, weights=self._weights, slots=slots), slots
 
 
-SinglePromptDecoder = NativeLoop | EarlyExitDecoder
+class BatchOfOne:
+    """Decodes single prompts by a decoder of batches; threads that share it take turns.
+
+    Attributes:
+      engine: The engine that computes.
+    """
+
+    def __init__(self, decoder: Decoder, branch: Branch, *, turn: threading.Lock) -> None:
+        """Takes a decoder.
+
+        Args:
+          decoder: A decoder with one branch.
+          branch: Branch of the same rule and length, by which prompts are decoded.
+          turn: Held while the decoder decodes.
+        """
+        self._decoder, self._branch, self._turn = decoder, branch, turn
+        self.engine = decoder.engine
+
+    def at(self, branch: Branch) -> Self:
+        """Returns a decoder that shares everything but the branch."""
+        return type(self)(self._decoder, branch, turn=self._turn)
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, BranchResult]]:
+        """Yields the output of every prompt with its index.
+
+        Args:
+          prompts: Token ids of each prompt, 1 to `max_input_length` of them.
+
+        Raises:
+          ValueError: If a prompt is empty or too long.
+        """
+        with self._turn:
+            results = list(self._decoder.decode([Request(ids, branches=[self._branch]) for ids in prompts]))
+        for index, result in results:
+            yield index, result.branch(0)
+
+
+SinglePromptDecoder = NativeLoop | BatchOfOne | EarlyExitDecoder
 """A decoder of single prompts."""
 
 
@@ -164,6 +203,7 @@ def single_prompt_decoder(
     **options: Any,
 ) -> SinglePromptDecoder:
     """Returns the decoder of single prompts; arguments and errors are those of `EarlyExitDecoder`."""
+    branch.rule.check_served()
     group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
     chosen = single_prompt_engine(
         engine,
@@ -174,14 +214,14 @@ def single_prompt_decoder(
         machine=Machine.of(group.devices[0]),
         model_parallelism=model_parallelism,
     )
-    if chosen.name == "native":
+    if chosen.name == "native" and takes_one_call(chosen, branch.rule, checkpoint.config):
         return NativeLoop(checkpoint, branch, engine=chosen, **options)
-    return EarlyExitDecoder(
-        checkpoint,
-        branch,
-        exit_head=exit_head,
-        engine=engine,
-        precision=precision,
-        model_parallelism=model_parallelism,
-        **options,
-    )
+    options |= {
+        "exit_head": exit_head,
+        "engine": engine,
+        "precision": precision,
+        "model_parallelism": model_parallelism,
+    }
+    if chosen.name == "native":
+        return BatchOfOne(Decoder(checkpoint, [branch], batch_size=1, **options), branch, turn=threading.Lock())
+    return EarlyExitDecoder(checkpoint, branch, **options)

@@ -20,10 +20,10 @@ from calm_beam.decoding.branches import Branch, BranchResult, Request
 from calm_beam.decoding.compilation import bucket_width, widths_up_to
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.device_groups import device_groups, placed
-from calm_beam.decoding.engine_choice import Machine
+from calm_beam.decoding.engine_choice import Machine, takes_one_call
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.single_prompts import SinglePromptDecoder, single_prompt_decoder
+from calm_beam.decoding.single_prompts import BatchOfOne, SinglePromptDecoder, single_prompt_decoder
 from calm_beam.inputs.examples import AnyPrompt
 from calm_beam.inputs.prompts import ONE_TURN, Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, ends_output, output_text
@@ -304,8 +304,15 @@ class Generator:
 
     @property
     def decodes_as_batches(self) -> bool:
-        """Whether a prompt by itself is decoded as a batch of one, since no other engine may serve."""
-        return self._exact_engine and self.engine.is_other(self.engine.single)
+        """Whether a prompt by itself is decoded as a batch of one, by the decoder of batches.
+
+        Native code does so where it does not take all steps of an output in one call; XLA only if no other engine may
+        serve.
+        """
+        single = self.engine.single
+        if single.name == "native":
+            return not takes_one_call(single, self._settings.rule, self._checkpoint.config)
+        return self._exact_engine and self.engine.is_other(single)
 
     def other_engine_in_words(self) -> str:
         """Returns what another engine leaves of the promise where batches are decoded by one; else nothing."""
@@ -501,15 +508,13 @@ class Generator:
 
     def _decoded_alone(self, ids: Sequence[int], threshold: float | None) -> BranchResult:
         """Returns the result of one prompt's token ids, by itself."""
-        if self.decodes_as_batches:
-            with self._batch_turn:
-                ((_, result),) = self.batch_decoder().decode([Request(ids, branches=[self._branches[threshold]])])
-            return result.branch(0)
-        ((_, alone),) = self._single_decoder(threshold).decode([ids])
-        return alone
+        ((_, result),) = self._single_decoder(threshold).decode([ids])
+        return result
 
     def _single_decoder(self, threshold: float | None) -> SinglePromptDecoder:
         """Returns what decodes one prompt at a time, made for all thresholds when it is needed first."""
+        if self.decodes_as_batches:
+            return BatchOfOne(self.batch_decoder(), self._branches[threshold], turn=self._batch_turn)
         with self._lock:
             if not self._single:
                 self._say_other(self.engine.single)

@@ -222,14 +222,16 @@ def _candidates(depth: int, *, has_classifier: bool, decays: bool, tau: float | 
         ("softmax", quarter, quarter),
         ("static", 1, 1),
         ("softmax", 2 * quarter, quarter),
-        *((name, quarter, quarter) for name in [*learned, "state"]),
+        *((name, quarter, quarter) for name in learned),
+        ("softmax", 3 * quarter, quarter),
+        ("state", 2, 1),
         ("softmax", 2 * quarter, 2 * quarter),
+        ("state", quarter, quarter),
         ("softmax", 1, 1),
         *((name, 2 * quarter, quarter) for name in [*learned, "state"]),
-        ("softmax", 3 * quarter, quarter),
         ("softmax", quarter, 2 * quarter),
         ("softmax", 2 * quarter, 1),
-        *((name, 2, 1) for name in [*learned, "state"]),
+        *((name, 2, 1) for name in learned),
     ]
     seen = set()
     for measure, lowest, interval in tried:

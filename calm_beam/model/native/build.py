@@ -12,7 +12,7 @@ import runpy
 INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "avx512_vnni": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"),
-        "avx2": ("fma", "avx2"),
+        "avx2": ("fma", "f16c", "avx2"),
         "portable": (),
     },
     "aarch64": {"neon": ()},

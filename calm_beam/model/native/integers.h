@@ -17,15 +17,9 @@ enum {
 };
 
 typedef int32_t UnalignedIntegers __attribute__((vector_size(4 * kLanes), aligned(4)));
-typedef uint16_t UnalignedHalves __attribute__((vector_size(2 * kLanes), aligned(2)));
 
 /* Into the L2 cache: the L1 cache takes prefetches at half the rate. */
 static inline void ask_for_line(const void* memory) { __builtin_prefetch(memory, 0, 2); }
-
-/* Returns bfloat16 numbers. */
-static inline Floats widened(UnalignedHalves halves) {
-  return (Floats)(__builtin_convertvector(halves, Naturals) << 16);
-}
 
 /* Returns the bits of floats as integers in the order of the floats, and the other way round. */
 static inline Integers in_order(Integers bits) { return bits ^ (bits >> 31 & 0x7fffffff); }

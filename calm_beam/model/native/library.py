@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.errors import UsageError
@@ -187,6 +188,8 @@ NO_WINDOW = 1 << 40
 
 _PANEL = 64
 _LINE = 64
+# Types of stored weights, by their numbers in C.
+_STORED = (np.dtype(np.float32), jnp.dtype(jnp.bfloat16), np.dtype(np.float16))
 
 _NUMBER, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 
@@ -194,19 +197,23 @@ _NUMBER, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 _MADE = dict(zip(MADE, (np.int32, np.int32, np.float32, np.float32, np.bool_), strict=True))
 
 
-def aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an uninitialised float32 array that begins at a cache line."""
-    size = math.prod(shape) * np.dtype(np.float32).itemsize
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any] = _STORED[0]) -> np.ndarray:
+    """Returns an uninitialised array, float32 unless another type is named, that begins at a cache line."""
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _LINE, np.uint8)
     first = -memory.ctypes.data % _LINE
-    return memory[first : first + size].view(np.float32).reshape(shape)
+    return memory[first : first + size].view(dtype).reshape(shape)
 
 
 def packed(kernel: np.ndarray) -> np.ndarray:
-    """Returns a matrix, [inputs, columns], in panels of 64 columns, [panels, inputs, 64], padded with zeros."""
+    """Returns a matrix, [inputs, columns], in panels of 64 columns, [panels, inputs, 64], padded with zeros.
+
+    If every weight is a number of a type of two bytes, as in many published models, the panels have that type: a single
+    prompt waits for memory, of which they take half, and products with them are the same.
+    """
     inputs, columns = kernel.shape
     panels = -(-columns // _PANEL)
-    made = aligned((panels, inputs, _PANEL))
+    made = aligned((panels, inputs, _PANEL), _stored_type(kernel))
     made[:] = 0
     for panel in range(panels):
         part = kernel[:, panel * _PANEL : (panel + 1) * _PANEL]
@@ -216,7 +223,23 @@ def packed(kernel: np.ndarray) -> np.ndarray:
 
 def matrix(panels: np.ndarray, columns: int) -> Matrix:
     """Returns the C structure of packed weights."""
-    return Matrix(panels.ctypes.data, panels.shape[1], columns)
+    return Matrix(panels.ctypes.data, panels.shape[1], columns, _STORED.index(panels.dtype))
+
+
+def _stored_type(kernel: np.ndarray) -> np.dtype[Any]:
+    """Returns the smallest type that has every number of a float32 kernel, of those that the loaded code multiplies."""
+    some = kernel[:1]
+    for dtype in _STORED[1:] if instruction_set() in TUNED else _STORED[1:2]:
+        # Most kernels are refused by their first row.
+        if _has_numbers(dtype, some) and _has_numbers(dtype, kernel):
+            return dtype
+    return _STORED[0]
+
+
+def _has_numbers(dtype: np.dtype[Any], values: np.ndarray) -> bool:
+    """Returns whether a type has all these numbers, which then can be converted to it and back."""
+    with np.errstate(over="ignore"):
+        return bool((values.astype(dtype).astype(np.float32) == values).all())
 
 
 def threads() -> int:

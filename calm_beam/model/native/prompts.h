@@ -74,8 +74,8 @@ static int attend_in_head(const Keys* keys, const Tokens* tokens, int64_t head, 
     while (!queries->sees_all && end < count && tokens->positions[end] <= positions[rows - 1]) ++end;
     for (int64_t first = 0; first < end; first += kPanel) {
       const int64_t columns = end - first < kPanel ? end - first : kPanel;
-      multiply_some(queries->queries + row * queries->stride, queries->stride, memory + first * size, size, columns,
-                    rows, sums);
+      multiply_some(queries->queries + row * queries->stride, queries->stride, memory + first * size, kFloat32,
+                    size, columns, rows, sums);
       for (int64_t each = 0; each < rows; ++each)
         memcpy(logits + each * stride + first, sums + each * kPanel, sizeof(float) * columns);
     }
@@ -92,7 +92,7 @@ static int attend_in_head(const Keys* keys, const Tokens* tokens, int64_t head, 
     }
     for (int64_t first = 0; first < size; first += kPanel) {
       const int64_t columns = size - first < kPanel ? size - first : kPanel;
-      multiply_some(logits, stride, of_values + first * count, end, columns, rows, sums);
+      multiply_some(logits, stride, of_values + first * count, kFloat32, end, columns, rows, sums);
       for (int64_t each = 0; each < rows; ++each)
         for (int64_t at = 0; at < columns; ++at)
           queries->mixed[(row + each) * queries->stride + first + at] = sums[each * kPanel + at] / totals[each];

@@ -304,7 +304,7 @@ static inline Floats some_weights(const Screen* s, int64_t place, int64_t left) 
   if (s->weight_bytes == 2) {
     UnalignedHalves halves = {0};
     memcpy(&halves, weights, 2 * (left < kLanes ? left : kLanes));
-    return widened(halves);
+    return of_bfloat16(halves);
   }
   Floats floats = {0};
   memcpy(&floats, weights, 4 * (left < kLanes ? left : kLanes));

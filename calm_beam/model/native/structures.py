@@ -22,7 +22,7 @@ _NUMBER, _FLOAT, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 class Matrix(ctypes.Structure):
     """Packed weights, by which native code multiplies."""
 
-    _fields_ = (("weights", _ADDRESS), ("inputs", _NUMBER), ("columns", _NUMBER))
+    _fields_ = (("weights", _ADDRESS), ("inputs", _NUMBER), ("columns", _NUMBER), ("stored", _NUMBER))
 
 
 class Layer(ctypes.Structure):

@@ -31,6 +31,7 @@ typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef float UnalignedFloats __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t Naturals __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t UnalignedHalves __attribute__((vector_size(2 * kLanes), aligned(2)));
 
 static inline Floats load(const float* values) { return *(const UnalignedFloats*)values; }
 
@@ -41,6 +42,10 @@ static inline Floats load_some(const float* values, int64_t count) {
   Floats some = {0};
   memcpy(&some, values, sizeof(float) * count);
   return some;
+}
+
+static inline Floats of_bfloat16(UnalignedHalves halves) {
+  return (Floats)(__builtin_convertvector(halves, Naturals) << 16);
 }
 
 static inline Floats all(float value) { return value - (Floats){0}; }
@@ -72,10 +77,12 @@ static inline Integers before(int64_t size, int64_t first) {
 
 #ifdef __AVX512F__
 typedef __m512 Lanes;
+typedef __m256i HalfLanes;
 #define OF_WIDTH(name) _mm512_##name
 #define ROUNDED(values) _mm512_roundscale_ps(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #else
 typedef __m256 Lanes;
+typedef __m128i HalfLanes;
 #define OF_WIDTH(name) _mm256_##name
 #define ROUNDED(values) _mm256_round_ps(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #endif
@@ -94,6 +101,8 @@ static inline Floats smaller(Floats one, Floats other) { return (Floats)OF_WIDTH
 static inline Floats rounded(Floats values) { return (Floats)ROUNDED((Lanes)values); }
 
 static inline Integers whole(Floats integers) { return (Integers)OF_WIDTH(cvtps_epi32)((Lanes)integers); }
+
+static inline Floats of_float16(UnalignedHalves halves) { return (Floats)OF_WIDTH(cvtph_ps)((HalfLanes)halves); }
 
 #else
 
@@ -115,6 +124,9 @@ static inline Floats smaller(Floats one, Floats other) { return either(one < oth
 static inline Floats rounded(Floats values) { return values + 0x1.8p23f - 0x1.8p23f; }
 
 static inline Integers whole(Floats integers) { return __builtin_convertvector(integers, Integers); }
+
+/* Portable code is given no such weights: few processors convert them without AVX2. */
+static inline Floats of_float16(UnalignedHalves halves) { return (void)halves, all(NAN); }
 
 #endif
 

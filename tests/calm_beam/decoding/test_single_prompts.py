@@ -12,7 +12,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch, BranchResult, EndsOutput
 from calm_beam.decoding.decoder import Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.single_prompts import NativeLoop, single_prompt_decoder
+from calm_beam.decoding.single_prompts import BatchOfOne, NativeLoop, single_prompt_decoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
 from calm_beam.model import native_decoder
@@ -164,19 +164,49 @@ def test_xla_has_its_own_loop() -> None:
     assert isinstance(single_prompt_decoder(_MODELS["t5"], branch, engine="xla"), EarlyExitDecoder)
 
 
-@pytest.mark.skipif(not TUNED, reason="this machine has no native code that is taken by default")
-@pytest.mark.parametrize(
-    "rule", [build_rule("patience"), ExitRule(state_propagation="projected")], ids=["patience", "projected"]
-)
-def test_the_loop_decodes_what_native_code_has_no_whole_steps_for(rule: ExitRule) -> None:
-    """Measures that compare layers, and keys and values that are copied, are left to XLA's loop."""
+_ONLY_IN_BATCHES = [build_rule("patience"), ExitRule(state_propagation="projected"), build_rule("oracle")]
+
+
+def _of_batches(model: str, branch: Branch, **options: Any) -> BatchOfOne:
+    decoder = single_prompt_decoder(_MODELS[model], branch, engine="native", max_input_length=LONGEST_PROMPT, **options)
+    assert isinstance(decoder, BatchOfOne)
+    return decoder
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("rule", _ONLY_IN_BATCHES[:2], ids=["patience", "projected"])
+def test_rules_without_whole_steps_are_decoded_in_batches_of_one(rule: ExitRule) -> None:
+    """Measures that compare layers, and keys and values that are copied: a prompt has the bits of a batch."""
     branch = Branch.at(rule, 0.5, max_decode_length=STEPS)
-    assert isinstance(single_prompt_decoder(_MODELS["t5"], branch, engine="native"), EarlyExitDecoder)
+    decoder = _of_batches("t5", branch)
+    assert decoder.engine.name == "native"
+    found = in_order(decoder.decode(_PROMPTS), len(_PROMPTS))
+    for one, other in zip(found, _in_batch(_MODELS["t5"], branch), strict=True):
+        _assert_same(one, other)
 
 
-@pytest.mark.skipif(not TUNED, reason="this machine has no native code that is taken by default")
-def test_the_loop_decodes_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the weights of a layer fit in no cache, XLA's loop decodes single prompts."""
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("model", ["t5", "llama"])
+def test_large_models_are_decoded_in_batches_of_one(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a layer's weights fit in no cache: at several thresholds, by threads that share the decoder."""
     monkeypatch.setattr(native_decoder, "CACHED_WEIGHTS", 0)
-    branch = Branch.at(ExitRule(), 0.5, max_decode_length=STEPS)
-    assert isinstance(single_prompt_decoder(_MODELS["t5"], branch, engine="native"), EarlyExitDecoder)
+    branches = [Branch.at(ExitRule(), threshold, max_decode_length=STEPS) for threshold in (0.5, 0.02)]
+    first = _of_batches(model, branches[0])
+    decoders = [first, first.at(branches[1])]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        asked = [(place, ids) for ids in _PROMPTS for place in range(2)]
+        found = list(pool.map(lambda each: next(iter(decoders[each[0]].decode([each[1]])))[1], asked))
+    for place, branch in enumerate(branches):
+        for one, other in zip(found[place::2], _in_batch(_MODELS[model], branch), strict=True):
+            _assert_same(one, other)
+
+
+def test_in_batches_of_one_the_same_is_refused() -> None:
+    """Rules that skip nothing, and prompts that are too long."""
+    skips_nothing = Branch.at(_ONLY_IN_BATCHES[2], 0.5, max_decode_length=STEPS)
+    with pytest.raises(ValueError, match="nothing can be skipped with confidence 'oracle'"):
+        single_prompt_decoder(_MODELS["t5"], skips_nothing, max_input_length=LONGEST_PROMPT)
+    if TUNED:
+        decoder = _of_batches("t5", Branch.at(_ONLY_IN_BATCHES[0], 0.5, max_decode_length=STEPS))
+        with pytest.raises(ValueError, match=f"must have 1 to {LONGEST_PROMPT} tokens"):
+            list(decoder.decode([(5,) * (LONGEST_PROMPT + 1)]))

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.process import CompileTime
 from calm_beam.decoding.engine_choice import Machine
 from calm_beam.manifest import EngineRecord, Manifest, ManifestError
+from calm_beam.model import native_decoder
 from calm_beam.model.native import library
 from calm_beam.serving import Generator
 from calm_beam.serving import generator as generator_module
@@ -183,4 +184,17 @@ def test_native_code_decodes_single_prompts_as_it_decodes_batches(caplog: pytest
     with CompileTime() as compiling:
         assert generator.generate(_PROMPT) == in_batch
     assert compiling.seconds() == 0
+    assert _said(caplog) == []
+
+
+@pytest.mark.skipif(not TUNED, reason="this machine has no native code")
+def test_native_code_decodes_large_models_by_one_decoder(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a layer's weights fit in no cache, the decoder of batches also decodes single prompts, by itself."""
+    monkeypatch.setattr(native_decoder, "CACHED_WEIGHTS", 0)
+    generator = _generator(EngineRecord(name="native", instructions=TUNED[0], head="exact", prefill="native"))
+    assert generator.decodes_as_batches
+    assert generator.engine.single == generator.engine.batch
+    assert [generator.generate(_PROMPT)] == generator.generate_batch([_PROMPT])
     assert _said(caplog) == []

@@ -5,12 +5,13 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from calm_beam.exits.decision import Summary
 from calm_beam.exits.measures import MEASURES
-from calm_beam.model.native import library
+from calm_beam.model.native import build, library
 from calm_beam.model.native_decoder import NativeDecoder, Packing
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
@@ -86,6 +87,37 @@ def test_a_head_sums_up_its_logits(
     one_by_one = [summarise(entries=entries[[row]]) for row in range(rows)]
     np.testing.assert_array_equal(np.concatenate([each for each, _ in one_by_one]), tokens)
     np.testing.assert_array_equal(np.concatenate([each for _, each in one_by_one], axis=1), facts)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 40])
+def test_weights_of_two_bytes_give_the_same_bits(dtype: Any, rows: int, instruction_set: str) -> None:
+    """Weights that are numbers of a smaller type are stored in that type, and results do not change."""
+    generator = np.random.default_rng(rows)
+    kernel = generator.standard_normal((48, 300)).astype(dtype).astype(np.float32)
+    kernel[:, 7], kernel[3, 8], kernel[5, 9] = 0, -0.0, np.finfo(np.float16).smallest_subnormal
+    kernel = kernel.astype(dtype).astype(np.float32)
+    states = generator.standard_normal((rows, 48)).astype(np.float32)
+    decoder, small = _head(kernel)
+    panels = library.packed(kernel)
+    is_halved = dtype == jnp.bfloat16 or instruction_set in build.TUNED
+    assert panels.dtype == (dtype if is_halved else np.float32)
+    wide = np.ascontiguousarray(panels.astype(np.float32))
+    large = library.Head(library.matrix(wide, 300), decoder.packing.address(decoder.norms[0]), 1e-6, 1.0)
+    found, expected = (
+        library.summarise(head, states=states, entries=np.arange(rows), measure=None) for head in (small, large)
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_weights_that_no_smaller_type_has() -> None:
+    """One number is enough for float32."""
+    kernel = np.ones((70, 130), np.float32)
+    kernel[69, 129] = 1 + 2**-20
+    assert library.packed(kernel).dtype == np.float32
+    kernel[69, 129] = np.nan
+    assert library.packed(kernel).dtype == np.float32
 
 
 def test_a_head_of_logits_that_are_no_numbers() -> None:

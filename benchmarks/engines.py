@@ -30,7 +30,6 @@ from calm_beam.inputs.demo import embedded
 from calm_beam.manifest import EngineRecord
 from calm_beam.model import ModelConfig, network_of, parameter_shapes
 from calm_beam.model.llama import LlamaConfig
-from calm_beam.model.native_decoder import runs_steps
 
 from .machine import describe_machine
 from .paper_model import build_paper_model
@@ -64,8 +63,7 @@ def main() -> None:
         checkpoint = _MODELS[name]()
         for width in flags.widths:
             _prefill(name, checkpoint, width=width, rounds=flags.rounds)
-        if runs_steps(parameter_shapes(checkpoint.config)):
-            _single_prompts(name, checkpoint, rounds=flags.rounds)
+        _single_prompts(name, checkpoint, rounds=flags.rounds)
 
 
 def _random(config: ModelConfig) -> Checkpoint:
@@ -128,7 +126,7 @@ def _single_prompts(name: str, checkpoint: Checkpoint, *, rounds: int) -> None:
     for rule, threshold in _RULES:
         branch = Branch.at(rule, threshold, max_decode_length=_STEPS)
         decoders = [
-            single_prompt_decoder(checkpoint, branch, engine=engine, max_input_length=64)
+            single_prompt_decoder(checkpoint, branch, engine=engine, exit_head="auto", max_input_length=64)
             for engine in ("xla", "native")
         ]
         times = np.full((2, len(prompts)), np.inf)

@@ -91,8 +91,9 @@ _COMPILING = (
 class Generator:
     """Answers prompts as the calibration decoded them, at the threshold that it found safe.
 
-    Threads may share a generator: single prompts are decoded side by side, batches one after the other. Concurrent
-    calls share the cores, and each needs the memory of what it decodes, so a service bounds their number.
+    Threads may share a generator: single prompts are decoded side by side, batches one after the other, and so are
+    single prompts that are batches of one (`decodes_as_batches`). Concurrent calls share the cores, and each needs the
+    memory of what it decodes, so a service bounds their number.
 
     Under a manifest with groups, a prompt may name its group, and is answered by the entry of that. One without a group
     is answered by the generator's own entry; one of a group that the manifest does not know, by the safest of all.

@@ -221,11 +221,11 @@ def _candidates(depth: int, *, has_classifier: bool, decays: bool, tau: float | 
     tried: list[tuple[str, int, int]] = [
         ("softmax", quarter, quarter),
         ("static", 1, 1),
-        ("softmax", 2 * quarter, quarter),
+        ("softmax", 2 * quarter, 2 * quarter),
         *((name, quarter, quarter) for name in learned),
         ("softmax", 3 * quarter, quarter),
         ("state", 2, 1),
-        ("softmax", 2 * quarter, 2 * quarter),
+        ("softmax", 2 * quarter, quarter),
         ("state", quarter, quarter),
         ("softmax", 1, 1),
         *((name, 2 * quarter, quarter) for name in [*learned, "state"]),

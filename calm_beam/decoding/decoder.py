@@ -17,6 +17,7 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import jax
 import numpy as np
@@ -28,7 +29,7 @@ from calm_beam.model.interface import EarlyExitModel
 from calm_beam.precision import FLOAT32, Precision
 
 from .batch import Batch, ExpectedPrompts
-from .branches import Branch, Branches, EndsOutput, NearTies, PromptResult, Request
+from .branches import Branch, Branches, BranchResult, EndsOutput, NearTies, PromptResult, Request
 from .compilation import common_prefix, joined_widths, members_by_width, widths_up_to
 from .device_groups import device_groups, placed
 from .engine import Work
@@ -413,3 +414,40 @@ class Decoder:
                     f"steps ({len(self._thresholds)})."
                 )
         return dataclasses.replace(prompt, known=None if self._branch_rules.decides_after_last_layer else prompt.known)
+
+
+class BranchDecoder:
+    """Decodes prompts by one branch, with a decoder of batches; threads that share it take turns.
+
+    Attributes:
+      engine: The engine that computes.
+    """
+
+    def __init__(self, decoder: Decoder, branch: Branch, *, turn: threading.Lock) -> None:
+        """Takes a decoder.
+
+        Args:
+          decoder: A decoder with one branch.
+          branch: Branch of the same rule and length, by which prompts are decoded.
+          turn: Held while the decoder decodes.
+        """
+        self._decoder, self._branch, self._turn = decoder, branch, turn
+        self.engine = decoder.engine
+
+    def at(self, branch: Branch) -> Self:
+        """Returns a decoder that shares everything but the branch."""
+        return type(self)(self._decoder, branch, turn=self._turn)
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, BranchResult]]:
+        """Yields the output of every prompt with its index, in the order in which they end.
+
+        Args:
+          prompts: Token ids of each prompt, 1 to `max_input_length` of them.
+
+        Raises:
+          ValueError: If a prompt is empty or too long.
+        """
+        with self._turn:
+            results = list(self._decoder.decode([Request(ids, branches=[self._branch]) for ids in prompts]))
+        for index, result in results:
+            yield index, result.branch(0)

@@ -17,10 +17,10 @@ from calm_beam.manifest import EngineRecord
 from calm_beam.model import architecture_of, network_of
 from calm_beam.precision import FLOAT32, Precision
 
-from .branches import Branch, Branches, BranchResult, EndsOutput, Request
+from .branches import Branch, Branches, BranchResult, EndsOutput
 from .compilation import members_by_width
 from .cpu import NativeEngine
-from .decoder import Decoder
+from .decoder import BranchDecoder, Decoder
 from .device_groups import device_groups, placed
 from .early_exit import EarlyExitDecoder
 from .engine import Slots
@@ -151,44 +151,7 @@ class NativeLoop:
         return NativeEngine(self._model, self._branch_rules, weights=self._weights, slots=slots), slots
 
 
-class BatchOfOne:
-    """Decodes single prompts by a decoder of batches; threads that share it take turns.
-
-    Attributes:
-      engine: The engine that computes.
-    """
-
-    def __init__(self, decoder: Decoder, branch: Branch, *, turn: threading.Lock) -> None:
-        """Takes a decoder.
-
-        Args:
-          decoder: A decoder with one branch.
-          branch: Branch of the same rule and length, by which prompts are decoded.
-          turn: Held while the decoder decodes.
-        """
-        self._decoder, self._branch, self._turn = decoder, branch, turn
-        self.engine = decoder.engine
-
-    def at(self, branch: Branch) -> Self:
-        """Returns a decoder that shares everything but the branch."""
-        return type(self)(self._decoder, branch, turn=self._turn)
-
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, BranchResult]]:
-        """Yields the output of every prompt with its index.
-
-        Args:
-          prompts: Token ids of each prompt, 1 to `max_input_length` of them.
-
-        Raises:
-          ValueError: If a prompt is empty or too long.
-        """
-        with self._turn:
-            results = list(self._decoder.decode([Request(ids, branches=[self._branch]) for ids in prompts]))
-        for index, result in results:
-            yield index, result.branch(0)
-
-
-SinglePromptDecoder = NativeLoop | BatchOfOne | EarlyExitDecoder
+SinglePromptDecoder = NativeLoop | BranchDecoder | EarlyExitDecoder
 """A decoder of single prompts."""
 
 
@@ -223,5 +186,5 @@ def single_prompt_decoder(
         "model_parallelism": model_parallelism,
     }
     if chosen.name == "native":
-        return BatchOfOne(Decoder(checkpoint, [branch], batch_size=1, **options), branch, turn=threading.Lock())
+        return BranchDecoder(Decoder(checkpoint, [branch], batch_size=1, **options), branch, turn=threading.Lock())
     return EarlyExitDecoder(checkpoint, branch, **options)

@@ -14,6 +14,7 @@ stored in `layer`, and all the rest in `output`.
 import dataclasses
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -23,9 +24,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.branches import Branch, BranchResult, EndsOutput
+from calm_beam.decoding.branches import Branch, EndsOutput
 from calm_beam.decoding.compilation import bucket_width
-from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.decoder import BranchDecoder, Decoder
 from calm_beam.decoding.engine_choice import Machine, chosen_engine, single_prompt_engine
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.single_prompts import SinglePromptDecoder, single_prompt_decoder
@@ -36,24 +37,6 @@ from calm_beam.exits.token_cost import TokenCost, tests_at
 from calm_beam.inputs.vocabularies.vocabulary import ends_output
 from calm_beam.manifest import EngineRecord
 from calm_beam.outputs.prepared import PreparedSweep
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ServedDecoder:
-    """A decoder of one rule and threshold, as used in serving.
-
-    Attributes:
-      decoder: The decoder.
-    """
-
-    decoder: Decoder | SinglePromptDecoder
-
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterable[BranchResult]:
-        """Yields the outputs of prompts, in any order."""
-        if isinstance(self.decoder, Decoder):
-            yield from (result.branch(0) for _, result in self.decoder.decode(prompts))
-        else:
-            yield from (result for _, result in self.decoder.decode(prompts))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +64,7 @@ class Serving:
         ends = ends_output(sweep.vocabulary)
         return cls(checkpoint=sweep.checkpoint, settings=sweep.settings, batch=batch, asked=asked, ends_output=ends)
 
-    def decoder(self, rule: ExitRule, threshold: float | None) -> ServedDecoder:
+    def decoder(self, rule: ExitRule, threshold: float | None) -> SinglePromptDecoder:
         """Returns the decoder for a rule and a threshold; None is the full model."""
         settings = self.settings
         branch = Branch.at(rule, threshold, max_decode_length=settings.max_decode_length)
@@ -92,8 +75,9 @@ class Serving:
             **self.asked,
         }
         if self.batch == 1:
-            return ServedDecoder(decoder=single_prompt_decoder(self.checkpoint, branch, **given))
-        return ServedDecoder(decoder=Decoder(self.checkpoint, [branch], batch_size=self.batch, **given))
+            return single_prompt_decoder(self.checkpoint, branch, **given)
+        decoder = Decoder(self.checkpoint, [branch], batch_size=self.batch, **given)
+        return BranchDecoder(decoder, branch, turn=threading.Lock())
 
     def engine(self) -> EngineRecord:
         """Returns the record of the engine that serves."""
@@ -136,7 +120,7 @@ class _Run(NamedTuple):
     """One rule and decoder, with its total counts."""
 
     rule: ExitRule
-    decoder: ServedDecoder
+    decoder: SinglePromptDecoder
     tokens: int
     layers: int
     tests: int
@@ -222,9 +206,9 @@ def _teller(on_decoded: OnDecoded | None, *, in_all: int) -> Callable[[int], Non
     return lambda newly: None if on_decoded is None else on_decoded(newly, in_all)
 
 
-def _counted(rule: ExitRule, decoder: ServedDecoder, prompts: Sequence[Sequence[int]], *, depth: int) -> _Run:
+def _counted(rule: ExitRule, decoder: SinglePromptDecoder, prompts: Sequence[Sequence[int]], *, depth: int) -> _Run:
     tests = [tests_at(layer, rule, layers=depth) for layer in range(1, depth + 1)]
-    layers = np.concatenate([result.exit_layers[: result.length] for result in decoder.decode(prompts)]).astype(int)
+    layers = np.concatenate([result.exit_layers[: result.length] for _, result in decoder.decode(prompts)]).astype(int)
     return _Run(
         rule=rule,
         decoder=decoder,

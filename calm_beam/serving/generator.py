@@ -18,12 +18,12 @@ from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.batch import OnShape
 from calm_beam.decoding.branches import Branch, BranchResult, Request
 from calm_beam.decoding.compilation import bucket_width, widths_up_to
-from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.decoder import BranchDecoder, Decoder
 from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.engine_choice import Machine, takes_one_call
 from calm_beam.decoding.memory import Demand, check_memory, memory_in_words
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.single_prompts import BatchOfOne, SinglePromptDecoder, single_prompt_decoder
+from calm_beam.decoding.single_prompts import SinglePromptDecoder, single_prompt_decoder
 from calm_beam.inputs.examples import AnyPrompt
 from calm_beam.inputs.prompts import ONE_TURN, Prompt, encode_prompt
 from calm_beam.inputs.vocabularies.vocabulary import EOS_ID, Vocabulary, ends_output, output_text
@@ -515,7 +515,7 @@ class Generator:
     def _single_decoder(self, threshold: float | None) -> SinglePromptDecoder:
         """Returns what decodes one prompt at a time, made for all thresholds when it is needed first."""
         if self.decodes_as_batches:
-            return BatchOfOne(self.batch_decoder(), self._branches[threshold], turn=self._batch_turn)
+            return BranchDecoder(self.batch_decoder(), self._branches[threshold], turn=self._batch_turn)
         with self._lock:
             if not self._single:
                 self._say_other(self.engine.single)

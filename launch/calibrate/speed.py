@@ -16,7 +16,8 @@ from calm_beam.calibration.variants import promising, proved_by_variant, with_pl
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.decoding.compilation import members_by_width, use_compilation_cache
 from calm_beam.decoding.settings import DecodeSettings, recorded_rule, settings_of_variant
-from calm_beam.evaluation.serving_speed import ServedDecoder, Serving, Speedup, measure_speedups
+from calm_beam.decoding.single_prompts import SinglePromptDecoder
+from calm_beam.evaluation.serving_speed import Serving, Speedup, measure_speedups
 from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.terminal import say
@@ -234,7 +235,7 @@ def _measured(
     """Returns the speedup of each way of exiting over the full model; `most_seconds` is for all together."""
     full = serving.decoder(ExitRule(confidence="static"), None)
 
-    def decoder(variant: Variant | None, threshold: float) -> ServedDecoder:
+    def decoder(variant: Variant | None, threshold: float) -> SinglePromptDecoder:
         settings = sweep.settings if variant is None else settings_of_variant(sweep.settings, variant)
         return serving.decoder(settings.rule, threshold)
 

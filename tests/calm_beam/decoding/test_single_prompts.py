@@ -10,9 +10,9 @@ import pytest
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.branches import Branch, BranchResult, EndsOutput
-from calm_beam.decoding.decoder import Decoder
+from calm_beam.decoding.decoder import BranchDecoder, Decoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.single_prompts import BatchOfOne, NativeLoop, single_prompt_decoder
+from calm_beam.decoding.single_prompts import NativeLoop, single_prompt_decoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import EngineRecord
 from calm_beam.model import native_decoder
@@ -167,9 +167,9 @@ def test_xla_has_its_own_loop() -> None:
 _ONLY_IN_BATCHES = [build_rule("patience"), ExitRule(state_propagation="projected"), build_rule("oracle")]
 
 
-def _of_batches(model: str, branch: Branch, **options: Any) -> BatchOfOne:
+def _of_batches(model: str, branch: Branch, **options: Any) -> BranchDecoder:
     decoder = single_prompt_decoder(_MODELS[model], branch, engine="native", max_input_length=LONGEST_PROMPT, **options)
-    assert isinstance(decoder, BatchOfOne)
+    assert isinstance(decoder, BranchDecoder)
     return decoder
 
 

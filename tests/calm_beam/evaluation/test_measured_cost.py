@@ -41,17 +41,18 @@ class _Decoder:
     def __init__(self, rule: ExitRule, threshold: float | None) -> None:
         self._rule, self._threshold = rule, threshold
 
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[BranchResult]:
-        for prompt in prompts:
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, BranchResult]]:
+        for index, prompt in enumerate(prompts):
             layers = [self._layer(position) for position in range(len(prompt))]
             _CLOCK.now += sum(_COST.at(layer, self._rule) for layer in layers)
-            yield BranchResult(
+            result = BranchResult(
                 tokens=np.ones(len(prompt), np.int32),
                 exit_layers=np.array(layers, np.int32),
                 confidences=np.ones(len(prompt), np.float32),
                 length=len(prompt),
                 is_finite=True,
             )
+            yield index, result
 
     def _layer(self, position: int) -> int:
         if self._threshold is None or self._threshold == 1:

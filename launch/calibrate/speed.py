@@ -37,7 +37,7 @@ from .sources import DecodedSource
 # Most prompts of a measurement; and most seconds, with the batch size of the objective and with another one.
 _PROMPTS, _SECONDS, _OTHER_SECONDS = 256, 3.0, 1.5
 # At least this many batches, where they are larger.
-_BATCHES = 2
+_BATCHES = 6
 # Most rules that are timed where each has to be compiled; thresholds of one rule share its compilation.
 _RULES = 3
 # Most seconds for each threshold whose speed is compared with that of others: for single prompts, and for batches.

@@ -75,20 +75,23 @@ class _Batches:
         yield 0
 
 
-def test_batches_are_decoded_together_as_long_as_there_is_time() -> None:
-    """The first batch is not timed; no turn begins after the time limit, and there is at least one."""
+@pytest.mark.parametrize(("most_seconds", "turns"), [(0, 1), (4, 3), (7, 4), (25, 5), (1000, 10)])
+def test_batches_are_decoded_together_as_long_as_there_is_time(most_seconds: float, turns: int) -> None:
+    """The first batch is not timed. No turn begins after the time limit, or for the first four, three times that."""
     clock = _Clock()
     full, early = _Batches(2.0, clock), _Batches(1.0, clock)
     found = measure_speedups(
-        full, {"early": early}, prompts=[[5]] * 5, max_input_length=64, together=2, most_seconds=7, clock=clock
+        full,
+        {"early": early},
+        prompts=[[5]] * 20,
+        max_input_length=64,
+        together=2,
+        most_seconds=most_seconds,
+        clock=clock,
     )
-    # Two turns of 2 prompts each: the third would begin after 12 seconds.
-    assert full.sizes == early.sizes == [2, 2, 2]
-    assert (found["early"].factor.mean, found["early"].prompts) == (2, 4)
-    found = measure_speedups(
-        full, {"early": early}, prompts=[[5]] * 5, max_input_length=64, together=2, most_seconds=0, clock=clock
-    )
-    assert found["early"].prompts == 2
+    # A turn takes six seconds.
+    assert full.sizes == early.sizes == [2] * (1 + turns)
+    assert (found["early"].factor.mean, found["early"].prompts) == (2, 2 * turns)
 
 
 @pytest.mark.parametrize("most_seconds", [0, 7, 1000])

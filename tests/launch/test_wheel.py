@@ -51,7 +51,7 @@ _DATA = {
     "calm_beam/inputs/demo/model/sentencepiece.model",
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,6 @@ def test_without_a_compiler_a_wheel_is_for_every_machine(built: pathlib.Path, tm
     assert done.stdout.startswith("it is not built in, for want of a C compiler")
 
 
-@pytest.mark.slow
 def test_the_wheel_calibrates_from_anywhere(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
     """Outside the sources, the wheel's calm_beam calibrates to the same table and manifest as the sources."""
     model = write_model(tmp_path / "model")

@@ -101,8 +101,8 @@ def test_what_may_prove_more(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
                 printed,
                 re.MULTILINE,
             )
-            # A few of the usual thousand simulations, for a shorter test.
-            assert main([*command.split(), "--replications=20"]) == 0
+            # A tenth of the usual simulations, for a shorter test.
+            assert main([*command.split(), "--replications=100"]) == 0
             capsys.readouterr()
 
 

@@ -166,7 +166,6 @@ def single_prompt_decoder(
     **options: Any,
 ) -> SinglePromptDecoder:
     """Returns the decoder of single prompts; arguments and errors are those of `EarlyExitDecoder`."""
-    branch.rule.check_served()
     group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
     chosen = single_prompt_engine(
         engine,
@@ -186,5 +185,7 @@ def single_prompt_decoder(
         "model_parallelism": model_parallelism,
     }
     if chosen.name == "native":
+        # The other two check this themselves; a decoder of batches also sweeps.
+        branch.rule.check_served()
         return BranchDecoder(Decoder(checkpoint, [branch], batch_size=1, **options), branch, turn=threading.Lock())
     return EarlyExitDecoder(checkpoint, branch, **options)

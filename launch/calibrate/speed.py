@@ -236,7 +236,7 @@ def _measured(
 ) -> dict[_Way, Speedup]:
     """Returns the speedup of each way of exiting over the full model; `most_seconds` is for all together.
 
-    What is uncertain is measured once more, since the machine may stall while one decoder has its turn.
+    A speed that is uncertain is measured once more, since the machine may stall while one decoder has its turn.
     """
     full = serving.decoder(ExitRule(confidence="static"), None)
 

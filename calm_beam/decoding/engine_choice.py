@@ -166,12 +166,13 @@ def takes_one_call(engine: EngineRecord, rule: ExitRule, config: ModelConfig) ->
     It does where it takes whole steps of a batch in one, and the rule is one that it decides by itself.
 
     Args:
-      engine: The engine, which is native code.
+      engine: The engine; XLA never does.
       rule: How exits are decided.
       config: The model's config.
     """
     return (
-        engine.head == "exact"
+        engine.name == "native"
+        and engine.head == "exact"
         and rule.confidence in library.MEASURES
         and rule.propagation().passed_on in (PassedOn.EXIT_STATE, PassedOn.FIRST_STATE)
         and native_decoder.runs_steps(parameter_shapes(config))

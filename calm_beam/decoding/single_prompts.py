@@ -176,7 +176,7 @@ def single_prompt_decoder(
         machine=Machine.of(group.devices[0]),
         model_parallelism=model_parallelism,
     )
-    if chosen.name == "native" and takes_one_call(chosen, branch.rule, checkpoint.config):
+    if takes_one_call(chosen, branch.rule, checkpoint.config):
         return NativeLoop(checkpoint, branch, engine=chosen, **options)
     options |= {
         "exit_head": exit_head,

@@ -104,6 +104,8 @@ class Generator:
       vocabulary: Of the model; None for prompts of token ids.
       memory: A sentence on what the model takes, and the room that was left when it was loaded.
       engine: What decodes, and whether it is what was calibrated.
+      decodes_as_batches: Whether a prompt by itself is decoded as a batch of one, by the decoder of batches. Native
+        code does so where it does not take all steps of an output in one call; XLA only if no other engine may serve.
     """
 
     def __init__(
@@ -133,6 +135,12 @@ class Generator:
         self._max_cache_tokens = max_cache_tokens
         self.engine = engine
         self._exact_engine = exact_engine
+        # Once, since every prompt by itself asks.
+        self.decodes_as_batches = (
+            not takes_one_call(engine.single, settings.rule, checkpoint.config)
+            if engine.single.name == "native"
+            else exact_engine and engine.is_other(engine.single)
+        )
         self._model_parallelism = model_parallelism
         self._is_full_model = is_full_model
         self._by_group = {each.group: each for each in manifest.of_same_promise(entry)}
@@ -302,18 +310,6 @@ class Generator:
     def max_input_length(self) -> int:
         """Most tokens of a prompt, eos included."""
         return self._settings.max_input_length
-
-    @property
-    def decodes_as_batches(self) -> bool:
-        """Whether a prompt by itself is decoded as a batch of one, by the decoder of batches.
-
-        Native code does so where it does not take all steps of an output in one call; XLA only if no other engine may
-        serve.
-        """
-        single = self.engine.single
-        if single.name == "native":
-            return not takes_one_call(single, self._settings.rule, self._checkpoint.config)
-        return self._exact_engine and self.engine.is_other(single)
 
     def other_engine_in_words(self) -> str:
         """Returns what another engine leaves of the promise where batches are decoded by one; else nothing."""

@@ -229,11 +229,20 @@ def matrix(panels: np.ndarray, columns: int) -> Matrix:
 def _stored_type(kernel: np.ndarray) -> np.dtype[Any]:
     """Returns the smallest type that has every number of a float32 kernel, of those that the loaded code multiplies."""
     some = kernel[:1]
-    for dtype in _STORED[1:] if instruction_set() in TUNED else _STORED[1:2]:
+    for dtype in _small_types(os.environ.get(VARIABLE, "")):
         # Most kernels are refused by their first row.
         if _has_numbers(dtype, some) and _has_numbers(dtype, kernel):
             return dtype
     return _STORED[0]
+
+
+@functools.cache
+def _small_types(wanted: str) -> tuple[np.dtype[Any], ...]:
+    """Returns the types of two bytes that code multiplies, given the name in the variable.
+
+    It is kept, since every matrix of a model asks, and finding the processor's features reads a file.
+    """
+    return _STORED[1:] if _taken(wanted) in TUNED else _STORED[1:2]
 
 
 def _has_numbers(dtype: np.dtype[Any], values: np.ndarray) -> bool:

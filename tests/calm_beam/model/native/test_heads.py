@@ -94,7 +94,7 @@ def test_a_head_sums_up_its_logits(
 def test_weights_of_two_bytes_give_the_same_bits(dtype: Any, rows: int, instruction_set: str) -> None:
     """Weights that are numbers of a smaller type are stored in that type, and results do not change."""
     generator = np.random.default_rng(rows)
-    kernel = generator.standard_normal((48, 300)).astype(dtype).astype(np.float32)
+    kernel = generator.standard_normal((48, 300))
     kernel[:, 7], kernel[3, 8], kernel[5, 9] = 0, -0.0, np.finfo(np.float16).smallest_subnormal
     kernel = kernel.astype(dtype).astype(np.float32)
     states = generator.standard_normal((rows, 48)).astype(np.float32)
